@@ -1,0 +1,27 @@
+# Usage: make TARGET [ARGS="…"]
+.DEFAULT_GOAL := help
+.PHONY: help setup train test check clean
+
+PYTHON := .venv/bin/python
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Create or update .venv; does nothing when it is current
+	@bash scripts/setup.sh
+
+train: setup ## Train a policy: ARGS are Hydra overrides of scripts/train.py
+	$(PYTHON) scripts/train.py $(ARGS)
+
+test: setup ## Run the tests: ARGS go to pytest
+	$(PYTHON) -m pytest $(ARGS)
+
+check: setup ## Check format, lint, types, import boundaries and configuration
+	$(PYTHON) -m ruff format --check
+	$(PYTHON) -m ruff check
+	$(PYTHON) -m mypy
+	$(PYTHON) -m pytest tests/test_import_boundaries.py tests/test_config.py
+
+clean: ## Remove caches and build leftovers; keeps .venv and what runs wrote
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find policy envs scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,251 @@
+"""The live engine: vLLM in this process, driven one decision at a time through the hook.
+
+The loop is a closed one: as many requests as the episode's load says are in flight, a finished
+one is replaced by the next of the stream. Steps without a request to decide for (prefill only)
+are advanced, not decided.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from policy.contract import Contract
+from policy.errors import EngineError
+from policy.serving.config import CONFIG_KEY
+from policy.step import StepRecord
+
+from .workload import Episode, WorkloadRequest
+
+NO_SPECULATION = np.zeros((1, 2), np.int64)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How vLLM is started.
+
+    Attributes:
+        model: Folder or id of the target model.
+        speculative_config: vLLM's own section; None starts an engine without speculation.
+        drafting_policy: draftgym's section of `additional_config`; needs a speculative_config.
+        max_num_seqs: Largest number of requests in an engine step.
+        max_model_len: Longest context in tokens.
+        max_num_batched_tokens: Most tokens in an engine step.
+        kv_cache_memory_bytes: Memory for the KV cache; None leaves it to vLLM.
+        dtype: Weights and activations.
+        enforce_eager: Skip compilation: starts in seconds, runs slower.
+        enable_prefix_caching: Reuse the KV cache of equal prompt beginnings.
+        seed: vLLM's sampling seed.
+    """
+
+    model: str
+    speculative_config: Mapping[str, Any] | None = None
+    drafting_policy: Mapping[str, Any] | None = None
+    max_num_seqs: int = 32
+    max_model_len: int = 1024
+    max_num_batched_tokens: int = 2048
+    kv_cache_memory_bytes: int | None = 2 << 30
+    dtype: str = "bfloat16"
+    enforce_eager: bool = True
+    enable_prefix_caching: bool = True
+    seed: int = 0
+
+    def engine_args(self) -> dict[str, Any]:
+        """Arguments of vLLM's `EngineArgs`."""
+        arguments: dict[str, Any] = {
+            "model": self.model,
+            "max_num_seqs": self.max_num_seqs,
+            "max_model_len": self.max_model_len,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "kv_cache_memory_bytes": self.kv_cache_memory_bytes,
+            "dtype": self.dtype,
+            "enforce_eager": self.enforce_eager,
+            "enable_prefix_caching": self.enable_prefix_caching,
+            "seed": self.seed,
+            "async_scheduling": False,
+            "disable_log_stats": True,
+        }
+        if self.speculative_config is not None:
+            arguments["speculative_config"] = dict(self.speculative_config)
+        if self.drafting_policy is not None:
+            arguments["additional_config"] = {CONFIG_KEY: dict(self.drafting_policy)}
+        return arguments
+
+
+@dataclass(frozen=True)
+class EngineStep:
+    """What one call of `reset` or `step` brought.
+
+    Attributes:
+        record: The engine step before the next decision.
+        observation: Its observation, float32 `[rows, fields]`.
+        num_tokens: Output tokens emitted since the last decision.
+        step_time_s: Engine time since the last decision: drafting, verifying, prefill steps.
+        num_engine_steps: Engine steps since the last decision; 1 unless prefills came between.
+        num_finished_reqs: Requests that ended since the last decision.
+    """
+
+    record: StepRecord
+    observation: np.ndarray
+    num_tokens: int
+    step_time_s: float
+    num_engine_steps: int
+    num_finished_reqs: int
+
+
+@dataclass
+class _Progress:
+    """Counts between two decisions."""
+
+    num_tokens: int = 0
+    step_time_s: float = 0.0
+    num_engine_steps: int = 0
+    finished: list[str] = field(default_factory=list)
+
+
+class VllmEngine:
+    """A live vLLM engine in this process.
+
+    Args:
+        config: How vLLM is started.
+
+    Raises:
+        EngineError: If vLLM cannot be started with this configuration.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        # The hook must be reachable, so the engine core runs in this process.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        from policy.serving.plugin import register
+
+        register()
+        self.config = config
+        try:
+            self.llm_engine = LLMEngine.from_engine_args(EngineArgs(**config.engine_args()))
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"vLLM could not start with model {config.model} ({error}); check the model and "
+                "the engine settings."
+            ) from error
+        self._core = self.llm_engine.engine_core.engine_core
+        self._unfinished: dict[str, str] = {}  # our request id -> the engine's own
+        self._episode: Episode | None = None
+        self._episode_time_s = 0.0
+
+    @property
+    def runner(self) -> Any:
+        """vLLM's model runner."""
+        return self._core.model_executor.driver_worker.worker.model_runner
+
+    @property
+    def hook(self) -> Any:
+        """The production hook; only where a drafting policy is configured."""
+        return self.runner.draftgym
+
+    @property
+    def contract(self) -> Contract:
+        """The hook's contract."""
+        contract: Contract = self.hook.contract
+        return contract
+
+    def reset(self, episode: Episode) -> EngineStep:
+        """Abort what runs, admit the episode's first requests, go to the first decision."""
+        self.abort_all()
+        self._episode = episode
+        self._episode_time_s = 0.0
+        progress = _Progress()
+        return self._advance_to_decision(progress)
+
+    def step(self, actions: np.ndarray) -> EngineStep:
+        """Draft as decided, verify, and go on to the next decision.
+
+        Args:
+            actions: Integers `[1, 2]` or `[rows, 2]`: drafter index and draft length.
+        """
+        progress = _Progress()
+        self._draft(actions, progress)
+        self._step_engine(progress)
+        return self._advance_to_decision(progress)
+
+    def abort_all(self) -> None:
+        """End every request in flight."""
+        if self._unfinished:
+            self.llm_engine.abort_request(list(self._unfinished))
+            self._unfinished.clear()
+
+    def add(self, request: WorkloadRequest) -> None:
+        """Admit a request."""
+        from vllm import SamplingParams
+        from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+
+        self._unfinished[request.request_id] = self.llm_engine.add_request(
+            request.request_id,
+            tokens_input(list(request.prompt_token_ids)),
+            SamplingParams(
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                output_kind=RequestOutputKind.DELTA,
+                detokenize=False,
+            ),
+        )
+
+    def close(self) -> None:
+        """Free the engine."""
+        self.abort_all()
+        self.llm_engine.engine_core.shutdown()
+
+    def _advance_to_decision(self, progress: _Progress) -> EngineStep:
+        """Admit due requests and step the engine until a live request awaits a decision."""
+        assert self._episode is not None
+        while True:
+            for request in self._episode.take_due(len(self._unfinished), self._episode_time_s):
+                self.add(request)
+            decision = self.hook.pending
+            if decision is not None and self._is_live(decision.record):
+                return EngineStep(
+                    decision.record,
+                    decision.observation,
+                    progress.num_tokens,
+                    progress.step_time_s,
+                    progress.num_engine_steps,
+                    len(progress.finished),
+                )
+            if decision is not None:
+                self._draft(NO_SPECULATION, progress)
+            self._step_engine(progress)
+
+    def _is_live(self, record: StepRecord) -> bool:
+        """Whether a request of the record is unfinished; the worker cannot know yet."""
+        return not set(self._unfinished.values()).isdisjoint(record.req_ids)
+
+    def _draft(self, actions: np.ndarray, progress: _Progress) -> None:
+        began_s = time.perf_counter()
+        self._core.scheduler.update_draft_token_ids(self.hook.draft(actions))
+        self._count_time(time.perf_counter() - began_s, progress)
+
+    def _step_engine(self, progress: _Progress) -> None:
+        began_s = time.perf_counter()
+        outputs = self.llm_engine.step()
+        self._count_time(time.perf_counter() - began_s, progress)
+        progress.num_engine_steps += 1
+        for output in outputs:
+            progress.num_tokens += len(output.outputs[0].token_ids)
+            if output.finished:
+                self._unfinished.pop(output.request_id, None)
+                progress.finished.append(output.request_id)
+
+    def _count_time(self, seconds: float, progress: _Progress) -> None:
+        progress.step_time_s += seconds
+        self._episode_time_s += seconds

@@ -1,0 +1,333 @@
+"""The contract between engine, observation, policy and drafters: one file, no magic elsewhere.
+
+The observation is a float32 row of named, bounded fields; the action is a pair
+`(drafter, num_speculative_tokens)`. Everything that produces or consumes either reads its order,
+bounds and meaning here, and an exported policy carries the same description inside.
+
+Example:
+    >>> contract = Contract(drafters=("none", "ngram"), max_lengths=(0, 8))
+    >>> contract.canonical_action((1, 20))
+    (1, 8)
+    >>> contract.canonical_action((0, 5))
+    (0, 0)
+    >>> contract.field_names[0]
+    'num_running_reqs_log2'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from .errors import ContractError
+
+CONTRACT_VERSION = 1
+
+NONE = "none"
+TOKEN_DRAFTERS = ("ngram",)
+"""Drafters that read tokens only: scored at every step without drafting for real."""
+MODEL_DRAFTERS = ("eagle3", "eagle", "draft_model", "mtp")
+"""Drafters that run a model and therefore keep a KV cache; at most one is loaded."""
+
+MAX_TOKEN_DRAFT_LENGTH = 16
+NUM_ACCEPTANCE_POSITIONS = 3
+"""Acceptance is observed for the first three draft positions; the tail shows in the length."""
+
+Granularity = Literal["batch", "request"]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One number of the observation.
+
+    Attributes:
+        name: Unique name; the observation is ordered as `Contract.fields`.
+        unit: Unit of the value.
+        low: Smallest value; smaller ones are clipped.
+        high: Largest value; larger ones are clipped.
+        meaning: What it says, in one sentence.
+    """
+
+    name: str
+    unit: str
+    low: float
+    high: float
+    meaning: str
+
+
+_LOAD_FIELDS = (
+    Field("num_running_reqs_log2", "log2(1 + requests)", 0, 11, "Requests in the engine step."),
+    Field("num_waiting_reqs_log2", "log2(1 + requests)", 0, 11, "Requests waiting for a place."),
+    Field("kv_cache_usage", "share", 0, 1, "Share of the KV-cache blocks in use."),
+    Field("num_context_tokens_log2", "log2(1 + tokens)", 0, 18, "Mean context of the requests."),
+    Field("num_prefill_tokens_log2", "log2(1 + tokens)", 0, 18, "Prompt tokens in the step."),
+    Field("temperature", "1", 0, 2, "Mean sampling temperature; 0 is greedy."),
+)
+
+
+def _drafter_fields(drafter: str, max_length: int) -> list[Field]:
+    """Fields that describe one drafter other than `none`."""
+    fields = [
+        Field(
+            f"{drafter}_acceptance_rate_pos_{position}",
+            "rate",
+            0,
+            1,
+            f"Decayed share of drafts whose token {position} was accepted (1 is the first).",
+        )
+        for position in range(1, NUM_ACCEPTANCE_POSITIONS + 1)
+    ]
+    fields += [
+        Field(
+            f"{drafter}_mean_acceptance_length",
+            "tokens",
+            1,
+            1 + max_length,
+            "Decayed mean tokens per step with a draft, bonus token included.",
+        ),
+        Field(
+            f"{drafter}_steps_since_draft_log2",
+            "log2(1 + steps)",
+            0,
+            10,
+            "Engine steps since this drafter's tokens were last verified.",
+        ),
+    ]
+    if drafter in TOKEN_DRAFTERS:
+        fields += [
+            Field(f"{drafter}_draft_share", "share", 0, 1, "Requests with a draft on offer."),
+            Field(
+                f"{drafter}_match_length",
+                "tokens",
+                0,
+                MAX_TOKEN_DRAFT_LENGTH,
+                "Mean length of the match behind the draft on offer; 0 without a match.",
+            ),
+            Field(
+                f"{drafter}_num_matches_log2",
+                "log2(1 + matches)",
+                0,
+                12,
+                "How often the matched tokens occur earlier in the context.",
+            ),
+            Field(
+                f"{drafter}_draft_tokens_on_offer",
+                "tokens",
+                0,
+                MAX_TOKEN_DRAFT_LENGTH,
+                "Mean length of the draft on offer.",
+            ),
+            Field(
+                f"{drafter}_counterfactual_accepted_tokens",
+                "tokens",
+                0,
+                MAX_TOKEN_DRAFT_LENGTH,
+                "Decayed mean tokens of its past offers that the target went on to emit.",
+            ),
+        ]
+    else:
+        fields += [
+            Field(f"{drafter}_fresh_share", "share", 0, 1, "Requests it can draft for at once."),
+            Field(
+                f"{drafter}_pending_tokens_log2",
+                "log2(1 + tokens)",
+                0,
+                12,
+                "Mean tokens per request that it must catch up on before it drafts.",
+            ),
+            Field(
+                f"{drafter}_top1_probability",
+                "probability",
+                0,
+                1,
+                "Decayed mean probability of the first token of its drafts.",
+            ),
+            Field(
+                f"{drafter}_expected_accepted_tokens",
+                "tokens",
+                0,
+                max_length,
+                "Decayed mean of the survival probabilities summed over each draft.",
+            ),
+        ]
+    return fields
+
+
+def _last_action_fields(drafters: Sequence[str], max_length: int) -> list[Field]:
+    """Fields that tell what was verified in the step just done and what came of it."""
+    return [
+        *(
+            Field(f"last_share_{drafter}", "share", 0, 1, f"Requests verified with {drafter}.")
+            for drafter in drafters
+        ),
+        Field(
+            "last_num_speculative_tokens",
+            "tokens",
+            0,
+            max_length,
+            "Mean draft tokens verified per request in the step.",
+        ),
+        Field(
+            "last_emitted_tokens",
+            "tokens",
+            0,
+            1 + max_length,
+            "Mean tokens emitted per request in the step.",
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Ordered observation fields and the action table of one set of drafters.
+
+    Attributes:
+        drafters: Names by action index; index 0 is always `none`.
+        max_lengths: Largest number of draft tokens per drafter; 0 for `none`.
+        granularity: `batch` for one row per engine step, `request` for one row per request.
+
+    Raises:
+        ContractError: If the drafters or lengths are not ones the engine hook can serve.
+    """
+
+    drafters: tuple[str, ...]
+    max_lengths: tuple[int, ...]
+    granularity: Granularity = "batch"
+
+    def __post_init__(self) -> None:
+        known = (NONE, *TOKEN_DRAFTERS, *MODEL_DRAFTERS)
+        if not self.drafters or self.drafters[0] != NONE:
+            raise ContractError("The first drafter must be 'none'; put it in front of the list.")
+        for drafter in self.drafters:
+            if drafter not in known:
+                raise ContractError(f"Unknown drafter '{drafter}'; choose from {', '.join(known)}.")
+        if len(set(self.drafters)) != len(self.drafters):
+            raise ContractError("A drafter is listed twice; name each drafter once.")
+        if len(self.model_drafters) > 1:
+            raise ContractError(
+                f"vLLM loads one model drafter, not {' and '.join(self.model_drafters)}; keep one."
+            )
+        if len(self.max_lengths) != len(self.drafters):
+            raise ContractError("Give one maximal length per drafter, 0 for 'none'.")
+        for drafter, length in zip(self.drafters, self.max_lengths, strict=True):
+            low = 0 if drafter == NONE else 1
+            high = 0 if drafter == NONE else MAX_TOKEN_DRAFT_LENGTH
+            if not low <= length <= high:
+                raise ContractError(
+                    f"The maximal length of '{drafter}' must lie in {low}..{high}, not {length}."
+                )
+        if self.granularity not in ("batch", "request"):
+            raise ContractError(
+                f"Unknown granularity '{self.granularity}'; choose 'batch' or 'request'."
+            )
+
+    @property
+    def model_drafters(self) -> tuple[str, ...]:
+        """The drafters that run a model; at most one."""
+        return tuple(drafter for drafter in self.drafters if drafter in MODEL_DRAFTERS)
+
+    @property
+    def max_num_speculative_tokens(self) -> int:
+        """The longest draft any drafter may make."""
+        return max(self.max_lengths)
+
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        """The observation's fields in order."""
+        fields = list(_LOAD_FIELDS)
+        for drafter, length in zip(self.drafters[1:], self.max_lengths[1:], strict=True):
+            fields += _drafter_fields(drafter, length)
+        fields += _last_action_fields(self.drafters, self.max_num_speculative_tokens)
+        return tuple(fields)
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        """Names of `fields`, in order."""
+        return tuple(field.name for field in self.fields)
+
+    @cached_property
+    def low(self) -> np.ndarray:
+        """Lower bounds, float32 `[fields]`."""
+        return np.array([field.low for field in self.fields], np.float32)
+
+    @cached_property
+    def high(self) -> np.ndarray:
+        """Upper bounds, float32 `[fields]`."""
+        return np.array([field.high for field in self.fields], np.float32)
+
+    @property
+    def action_nvec(self) -> tuple[int, int]:
+        """Sizes of the MultiDiscrete action `(drafter, num_speculative_tokens)`."""
+        return len(self.drafters), 1 + self.max_num_speculative_tokens
+
+    def canonical_action(self, action: Sequence[int]) -> tuple[int, int]:
+        """The one valid pair that `action` stands for: the length fits its drafter.
+
+        Length 0 and the drafter `none` mean the same and become `(0, 0)`; a length above the
+        drafter's maximum becomes that maximum. No invalid pair can reach the engine.
+
+        Args:
+            action: `(drafter index, number of draft tokens)`.
+
+        Raises:
+            ContractError: If the drafter's index or the length is out of the action table.
+        """
+        drafter, length = int(action[0]), int(action[1])
+        if not 0 <= drafter < len(self.drafters) or length < 0:
+            raise ContractError(
+                f"Action ({drafter}, {length}) is outside the table; use a drafter index in "
+                f"0..{len(self.drafters) - 1} and a length >= 0."
+            )
+        length = min(length, self.max_lengths[drafter])
+        return (drafter, length) if length else (0, 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready description, stored inside every exported policy."""
+        return {
+            "contract_version": CONTRACT_VERSION,
+            "drafters": list(self.drafters),
+            "max_lengths": list(self.max_lengths),
+            "granularity": self.granularity,
+            "fields": [asdict(field) for field in self.fields],
+        }
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Contract:
+        """Rebuild a contract and check that today's fields are the stored ones.
+
+        Raises:
+            ContractError: If the description is incomplete, of another version, or names other
+                fields than this version builds; the first field that differs is named.
+        """
+        missing = {"contract_version", "drafters", "max_lengths", "granularity", "fields"} - set(
+            stored
+        )
+        if missing:
+            raise ContractError(
+                f"The policy carries no {', '.join(sorted(missing))}; export it again."
+            )
+        if stored["contract_version"] != CONTRACT_VERSION:
+            raise ContractError(
+                f"The policy speaks contract version {stored['contract_version']}, this draftgym "
+                f"{CONTRACT_VERSION}; export the policy again with this version."
+            )
+        contract = cls(
+            tuple(stored["drafters"]), tuple(stored["max_lengths"]), stored["granularity"]
+        )
+        theirs = [Field(**field) for field in stored["fields"]]
+        for index, (ours, their) in enumerate(zip(contract.fields, theirs, strict=False)):
+            if ours != their:
+                raise ContractError(
+                    f"Field {index} of the policy is '{their.name}' where this version has "
+                    f"'{ours.name}' or other bounds; export the policy again with this version."
+                )
+        if len(theirs) != len(contract.fields):
+            raise ContractError(
+                f"The policy reads {len(theirs)} fields, this version gives "
+                f"{len(contract.fields)}; export the policy again with this version."
+            )
+        return contract

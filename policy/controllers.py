@@ -1,0 +1,88 @@
+"""Controllers decide the action at every engine step: the policy, a baseline, or PPO in training."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from .artifact import PolicyArtifact
+from .contract import Contract
+from .errors import ContractError
+from .step import StepRecord
+
+logger = logging.getLogger(__name__)
+
+
+class Controller(Protocol):
+    """Anything that decides how the next engine step speculates."""
+
+    def decide(self, record: StepRecord, observation: np.ndarray) -> np.ndarray:
+        """Choose the action after a step.
+
+        Args:
+            record: The step just done.
+            observation: Its observation, float32 `[rows, fields]`.
+
+        Returns:
+            Integers `[1, 2]` (one action for the batch) or `[record.num_rows, 2]`: drafter index
+            and number of draft tokens.
+        """
+        ...
+
+
+class PolicyController:
+    """The exported policy.
+
+    Args:
+        artifact: A loaded `policy.pt`.
+    """
+
+    def __init__(self, artifact: PolicyArtifact) -> None:
+        self.artifact = artifact
+
+    @torch.inference_mode()
+    def decide(self, record: StepRecord, observation: np.ndarray) -> np.ndarray:
+        """Apply the policy to every observation row."""
+        actions: np.ndarray = self.artifact.module(torch.from_numpy(observation)).numpy()
+        return actions
+
+
+class SafeController:
+    """Keeps serving alive: whatever goes wrong in a decision, a static action takes its place.
+
+    Args:
+        inner: The controller to guard.
+        contract: The action table.
+        fallback: The static action.
+    """
+
+    def __init__(
+        self, inner: Controller, contract: Contract, fallback: tuple[int, int] = (0, 0)
+    ) -> None:
+        self.inner = inner
+        self.num_fallbacks: Counter[str] = Counter()
+        self._contract = contract
+        self._fallback = np.array([fallback], np.int64)
+
+    def decide(self, record: StepRecord, observation: np.ndarray) -> np.ndarray:
+        """Decide with the guarded controller, or fall back and say so once per reason."""
+        try:
+            actions = np.asarray(self.inner.decide(record, observation))
+            if actions.ndim != 2 or actions.shape[0] not in (1, record.num_rows):
+                raise ContractError(
+                    f"The controller gave actions of shape {actions.shape}; give [1, 2] or "
+                    f"[{record.num_rows}, 2]."
+                )
+            for action in actions:
+                self._contract.canonical_action(action)
+            return actions
+        except Exception as error:  # a fault of the policy must never reach a request
+            reason = type(error).__name__
+            if not self.num_fallbacks[reason]:
+                logger.exception("A drafting decision failed; using the static setting instead.")
+            self.num_fallbacks[reason] += 1
+            return self._fallback

@@ -1,0 +1,67 @@
+"""The exported network: bounds in, normalisation, a small MLP, and the chosen action out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from .contract import Contract
+
+
+
+
+class PolicyModule(nn.Module):
+    """`forward(observation [rows, fields]) -> int64 [rows, 2]`: drafter index and draft length.
+
+    Args:
+        low: Lower field bounds, float32 `[fields]`.
+        high: Upper field bounds, float32 `[fields]`.
+        layers: Widths of the hidden layers.
+        action_nvec: Sizes of the two action components.
+    """
+
+    def __init__(
+        self,
+        low: torch.Tensor,
+        high: torch.Tensor,
+        layers: Sequence[int],
+        action_nvec: tuple[int, int],
+    ) -> None:
+        super().__init__()
+        self.register_buffer("low", low)
+        self.register_buffer("high", high)
+        self.num_drafters = int(action_nvec[0])
+        widths = [len(low), *layers]
+        hidden: list[nn.Module] = []
+        for inputs, outputs in zip(widths, widths[1:], strict=False):
+            hidden += [nn.Linear(inputs, outputs), nn.Tanh()]
+        self.hidden = nn.Sequential(*hidden)
+        self.action = nn.Linear(widths[-1], sum(action_nvec))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Choose an action for every row."""
+        clipped = torch.minimum(torch.maximum(observation, self.low), self.high)
+        normalised = (clipped - self.low) / (self.high - self.low) * 2.0 - 1.0
+        logits = self.action(self.hidden(normalised))
+        drafter = logits[:, : self.num_drafters].argmax(dim=1)
+        length = logits[:, self.num_drafters :].argmax(dim=1)
+        return torch.stack((drafter, length), dim=1)
+
+    @classmethod
+    def from_weights(cls, weights: Mapping[str, torch.Tensor], contract: Contract) -> PolicyModule:
+        """Rebuild the module from plain weights, without TorchScript.
+
+        Args:
+            weights: The module's `state_dict`, as stored in safetensors.
+            contract: The contract stored beside them.
+        """
+        hidden = [
+            len(bias)
+            for name, bias in weights.items()
+            if name.startswith("hidden.") and name.endswith(".bias")
+        ]
+        module = cls(weights["low"], weights["high"], hidden, contract.action_nvec)
+        module.load_state_dict(dict(weights))
+        return module.eval()

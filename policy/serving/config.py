@@ -1,0 +1,132 @@
+"""The `drafting_policy` section of vLLM's `--additional-config`, validated."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..errors import ConfigError
+
+CONFIG_KEY = "drafting_policy"
+POLICY_VARIABLE = "DRAFTGYM_POLICY"
+
+
+@dataclass(frozen=True)
+class DrafterSettings:
+    """How the drafters work.
+
+    Attributes:
+        ngram_min_match: Shortest match, in tokens, that the n-gram drafter offers.
+        ngram_max_match: Longest match, in tokens, that it looks for.
+        dormant_after: Engine steps without a model draft after which the model drafter stops
+            reading prompts.
+        max_pending_tokens: Tokens of a request that may wait for the model drafter.
+    """
+
+    ngram_min_match: int = 2
+    ngram_max_match: int = 4
+    dormant_after: int = 64
+    max_pending_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ngram_min_match <= self.ngram_max_match:
+            raise ConfigError(
+                f"The n-gram match bounds {self.ngram_min_match}..{self.ngram_max_match} are not "
+                "in order; give 1 <= ngram_min_match <= ngram_max_match."
+            )
+        if self.dormant_after < 0 or self.max_pending_tokens < 0:
+            raise ConfigError("dormant_after and max_pending_tokens must be 0 or more.")
+
+
+@dataclass(frozen=True)
+class DraftingPolicyConfig:
+    """What a user writes under `drafting_policy`.
+
+    Exactly one of `path`, `baseline` and `external` says who decides.
+
+    Attributes:
+        path: An exported `policy.pt`.
+        sha256: Hash the file must have; default: the one in `policy.json` beside it.
+        baseline: A rule instead of a policy, such as
+            `{"name": "fixed", "drafter": "ngram", "num_speculative_tokens": 4}`.
+        external: The caller decides through the hook; used by the training environment.
+        drafters: Longest draft per drafter, needed without a policy: `{"ngram": 8, "eagle3": 4}`.
+        granularity: `batch` or `request`, without a policy.
+        fallback: Static `(drafter, length)` used when a decision fails.
+        strict: Whether a policy that cannot be used stops the start-up.
+        settings: How the drafters work.
+    """
+
+    path: str | None = None
+    sha256: str | None = None
+    baseline: Mapping[str, Any] | None = None
+    external: bool = False
+    drafters: Mapping[str, int] = field(default_factory=dict)
+    granularity: str = "batch"
+    fallback: tuple[str, int] = ("none", 0)
+    strict: bool = True
+    settings: DrafterSettings = field(default_factory=DrafterSettings)
+
+    def __post_init__(self) -> None:
+        deciders = [self.path is not None, self.baseline is not None, self.external]
+        if sum(deciders) != 1:
+            raise ConfigError(
+                f"Give exactly one of 'path', 'baseline' and 'external' in {CONFIG_KEY}."
+            )
+        if self.path is None and not self.drafters:
+            raise ConfigError(
+                f"Without a policy, {CONFIG_KEY} needs 'drafters', such as "
+                '{"ngram": 8, "eagle3": 4}.'
+            )
+
+    @classmethod
+    def from_additional_config(cls, additional_config: Any) -> DraftingPolicyConfig | None:
+        """Read the section, or the environment variable; None where neither is given.
+
+        Args:
+            additional_config: vLLM's `additional_config`, a mapping or an opaque object.
+
+        Raises:
+            ConfigError: If a key is unknown or a value does not fit.
+        """
+        section = None
+        if isinstance(additional_config, Mapping):
+            section = additional_config.get(CONFIG_KEY)
+        if section is None and (path := os.environ.get(POLICY_VARIABLE)):
+            section = {"path": path}
+        if section is None:
+            return None
+        if not isinstance(section, Mapping):
+            raise ConfigError(
+                f"{CONFIG_KEY} must be a mapping such as {json.dumps({'path': 'policy.pt'})}, "
+                f"not {section!r}."
+            )
+        return from_mapping(cls, section, CONFIG_KEY)
+
+
+def from_mapping(cls: type[Any], given: Mapping[str, Any], where: str) -> Any:
+    """Build a configuration dataclass; nested ones from nested mappings.
+
+    Raises:
+        ConfigError: If a key is unknown (the nearest known one is named) or a value has another
+            type than its default.
+    """
+    known = {spec.name: spec for spec in fields(cls)}
+    for key in given:
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean '{nearest[0]}'?" if nearest else f"known: {', '.join(known)}."
+            raise ConfigError(f"Unknown key '{key}' in {where}; {hint}")
+    values = dict(given)
+    if cls is DraftingPolicyConfig:
+        if isinstance(values.get("settings"), Mapping):
+            values["settings"] = from_mapping(
+                DrafterSettings, values["settings"], f"{where}.settings"
+            )
+        if isinstance(values.get("fallback"), list):
+            values["fallback"] = tuple(values["fallback"])
+    return cls(**values)

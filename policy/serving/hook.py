@@ -1,0 +1,276 @@
+"""The seam into vLLM 0.32: what a step did comes out, draft tokens go in.
+
+vLLM's model runner drafts in `propose_draft_token_ids` and hands the drafts to the scheduler in
+`take_draft_token_ids`. On one runner instance the first is replaced by a method that only keeps
+its arguments, the second by the decision point: record the step, observe, decide, draft. Classes
+stay untouched. With `controller=None` the decision is left to the caller (the training
+environment), through the same code. Everything version-specific is here and in `proposer.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.outputs import DraftTokenIds
+
+from ..contract import MODEL_DRAFTERS, NONE, Contract
+from ..controllers import Controller
+from ..observation import ObservationBuilder
+from ..step import StepRecord
+from .config import DrafterSettings
+from .ngram import NgramDrafter
+from .proposer import ModelDrafter, TargetStep
+
+LOAD_ATTRIBUTE = "draftgym_load"
+"""Attribute that carries `(waiting requests, KV-cache usage)` on vLLM's SchedulerOutput."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A decision point: the step just done and what the policy sees of it."""
+
+    record: StepRecord
+    observation: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Drafted:
+    """What was drafted for a request and waits for verification."""
+
+    drafter: int
+    survival: np.ndarray
+
+
+class SpeculationHook:
+    """Drives the speculation of one vLLM model runner.
+
+    Args:
+        runner: `GPUModelRunner` (or the CPU's) of vLLM 0.32 with a speculative configuration.
+        contract: Observation and action table.
+        settings: How the drafters work.
+        controller: Decides; None leaves the decision to `pending` and `draft`.
+    """
+
+    def __init__(
+        self,
+        runner: Any,
+        contract: Contract,
+        settings: DrafterSettings,
+        controller: Controller | None,
+    ) -> None:
+        self.contract = contract
+        self.controller = controller
+        self.pending: Decision | None = None
+        self.num_decisions: Counter[tuple[str, int]] = Counter()
+        self._runner = runner
+        self._builder = ObservationBuilder(contract)
+        self._max_model_len: int = runner.max_model_len
+        self._ngram: NgramDrafter | None = None
+        self._model: ModelDrafter | None = None
+        if "ngram" in contract.drafters:
+            self._ngram = NgramDrafter(
+                max_length=contract.max_lengths[contract.drafters.index("ngram")],
+                min_match=settings.ngram_min_match,
+                max_match=settings.ngram_max_match,
+                max_model_len=self._max_model_len,
+            )
+            self._ngram.warm_up()
+        if contract.model_drafters:
+            self._model = ModelDrafter(
+                runner,
+                dormant_after=settings.dormant_after,
+                max_pending_tokens=settings.max_pending_tokens,
+            )
+        self._drafted: dict[str, _Drafted] = {}
+        self._known_req_ids: set[str] = set()
+        self._captured: tuple[Any, ...] | None = None
+
+    def install(self) -> None:
+        """Replace the runner's two drafting methods, on this instance only."""
+        self._runner.propose_draft_token_ids = self._capture
+        self._runner.take_draft_token_ids = self._take
+        # vLLM skips drafting for the whole batch when one request nears the maximal length, which
+        # would leave holes in the drafter's KV cache; here each draft is clipped on its own.
+        self._runner._input_fits_in_drafter = lambda attn_metadata: attn_metadata is not None
+
+    def _capture(self, *arguments: Any) -> list[list[int]]:
+        """Stand in for `GPUModelRunner.propose_draft_token_ids`: keep what it would use."""
+        self._captured = arguments
+        return [[] for _ in range(self._runner.input_batch.num_reqs)]
+
+    @torch.inference_mode()
+    def _take(self) -> DraftTokenIds | None:
+        """Stand in for `GPUModelRunner.take_draft_token_ids`: the decision point."""
+        if self._captured is None:
+            return None
+        record = self._record_step(*self._captured)
+        self._captured = None
+        if self._model is not None:
+            self._model.read_overdue()
+        if not record.num_rows:
+            return None
+        observation = self._builder.update(record)
+        self.pending = Decision(record, observation)
+        if self.controller is None:
+            return None
+        return self.draft(self.controller.decide(record, observation))
+
+    @torch.inference_mode()
+    def draft(self, actions: np.ndarray) -> DraftTokenIds:
+        """Draft as decided, for the rows of the pending decision.
+
+        Args:
+            actions: Integers `[1, 2]` or `[rows, 2]`, drafter index and draft length.
+
+        Returns:
+            One list of draft tokens per row, ready for vLLM's scheduler.
+        """
+        assert self.pending is not None
+        record, self.pending = self.pending.record, None
+        canonical = np.array([self.contract.canonical_action(action) for action in actions])
+        canonical = np.broadcast_to(canonical, (record.num_rows, 2))
+        lengths = np.minimum(canonical[:, 1], self._room(record))
+        drafts: list[list[int]] = [[] for _ in range(record.num_rows)]
+        self._drafted.clear()
+        for index, drafter in enumerate(self.contract.drafters):
+            rows = np.flatnonzero((canonical[:, 0] == index) & (lengths > 0))
+            if drafter == NONE or not len(rows):
+                continue
+            draft = self._draft_model if drafter in MODEL_DRAFTERS else self._draft_ngram
+            for row, tokens, survival in draft(rows, lengths[rows]):
+                drafts[row] = tokens
+                self._drafted[record.req_ids[row]] = _Drafted(index, survival)
+        for action in actions:
+            drafter_index, length = self.contract.canonical_action(action)
+            self.num_decisions[self.contract.drafters[drafter_index], length] += 1
+        return DraftTokenIds(list(record.req_ids), drafts)
+
+    def _draft_ngram(
+        self, rows: np.ndarray, lengths: np.ndarray
+    ) -> list[tuple[int, list[int], np.ndarray]]:
+        assert self._ngram is not None
+        no_survival = np.zeros(0, np.float32)
+        return [
+            (row, self._ngram.draft(row, length), no_survival)
+            for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)
+        ]
+
+    def _draft_model(
+        self, rows: np.ndarray, lengths: np.ndarray
+    ) -> list[tuple[int, list[int], np.ndarray]]:
+        assert self._model is not None
+        tokens, survival = self._model.draft(self._engine_rows[rows], int(lengths.max()))
+        return [
+            (row, tokens[i, : lengths[i]].tolist(), survival[i, : lengths[i]])
+            for i, row in enumerate(rows.tolist())
+            if not np.isnan(survival[i, 0])
+        ]
+
+    def _room(self, record: StepRecord) -> np.ndarray:
+        """Most draft tokens of use per row: the model's length and the request's limit end them."""
+        room = self._max_model_len - 1 - record.num_context_tokens
+        for row, req_id in enumerate(record.req_ids):
+            request = self._runner.requests[req_id]
+            max_tokens = request.sampling_params.max_tokens
+            if max_tokens is not None:
+                room[row] = min(room[row], max_tokens - len(request.output_token_ids) - 1)
+        return np.maximum(room, 0)
+
+    def _record_step(
+        self,
+        scheduler_output: Any,
+        sampled_token_ids: Any,
+        sampling_metadata: Any,
+        hidden_states: torch.Tensor,
+        sample_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        spec_decode_metadata: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+    ) -> StepRecord:
+        """Read what the step did; the arguments are those of `propose_draft_token_ids`."""
+        batch = self._runner.input_batch
+        num_reqs = batch.num_reqs
+        req_ids = list(batch.req_ids[:num_reqs])
+        finished = frozenset(self._known_req_ids - self._runner.requests.keys())
+        self._forget(finished)
+        self._known_req_ids = (self._known_req_ids - finished) | set(req_ids)
+
+        scheduled = scheduler_output.num_scheduled_tokens
+        num_scheduled = np.array([scheduled[req_id] for req_id in req_ids], np.int32)
+        submitted = scheduler_output.scheduled_spec_decode_tokens
+        num_drafts = np.array([len(submitted.get(req_id, ())) for req_id in req_ids], np.int32)
+        is_sampled = ~self._runner.discard_request_mask.np[:num_reqs]
+        num_tokens = batch.num_tokens_no_spec[:num_reqs].astype(np.int32)
+        starts = batch.num_computed_tokens_cpu[:num_reqs].astype(np.int32)
+        ends = np.where(is_sampled, num_tokens - 1, starts + num_scheduled)
+        num_accepted = np.where(num_drafts > 0, ends - starts - 1, 0).astype(np.int32)
+
+        rows = np.flatnonzero(is_sampled)
+        self._engine_rows = rows
+        row_ids = tuple(req_ids[row] for row in rows)
+        if self._model is not None:
+            uses_aux = self._runner.use_aux_hidden_state_outputs
+            self._model.observe(
+                TargetStep(
+                    req_ids,
+                    starts,
+                    ends,
+                    np.cumsum(num_scheduled) - num_scheduled,
+                    aux_hidden_states if uses_aux and aux_hidden_states else [hidden_states],
+                    attn_metadata,
+                    sampling_metadata,
+                )
+            )
+        num_waiting, kv_cache_usage = getattr(scheduler_output, LOAD_ATTRIBUTE, (0, 0.0))
+        is_drafted = num_drafts[rows] > 0
+        return StepRecord(
+            num_running_reqs=num_reqs,
+            num_waiting_reqs=num_waiting,
+            kv_cache_usage=kv_cache_usage,
+            num_prefill_tokens=int((num_scheduled - 1 - num_drafts).sum()),
+            num_scheduled_tokens=int(num_scheduled.sum()),
+            req_ids=row_ids,
+            num_context_tokens=num_tokens[rows],
+            num_emitted_tokens=num_accepted[rows] + 1,
+            temperature=np.maximum(batch.temperature_cpu[:num_reqs][rows], 0),
+            drafter=np.array(
+                [
+                    self._drafted[req_id].drafter if drafted else 0
+                    for req_id, drafted in zip(row_ids, is_drafted, strict=True)
+                ],
+                np.int32,
+            ),
+            num_draft_tokens=num_drafts[rows],
+            num_accepted_tokens=num_accepted[rows],
+            finished_req_ids=finished,
+            token_offers={}
+            if self._ngram is None
+            else {"ngram": self._ngram.offer(row_ids, batch.token_ids_cpu, rows, num_tokens[rows])},
+            model_states={}
+            if self._model is None
+            else {
+                self.contract.model_drafters[0]: self._model.state(
+                    row_ids, self._verified_survival(row_ids, num_drafts[rows])
+                )
+            },
+        )
+
+    def _verified_survival(self, row_ids: tuple[str, ...], num_drafts: np.ndarray) -> np.ndarray:
+        """Survival of the draft tokens that were verified, NaN where there was none."""
+        survival = np.full((len(row_ids), max(self.contract.max_lengths)), np.nan, np.float32)
+        for row, req_id in enumerate(row_ids):
+            if num_drafts[row]:
+                known = self._drafted[req_id].survival[: num_drafts[row]]
+                survival[row, : len(known)] = known
+        return survival
+
+    def _forget(self, req_ids: frozenset[str]) -> None:
+        if self._ngram is not None:
+            self._ngram.forget(req_ids)
+        if self._model is not None:
+            self._model.forget(req_ids)

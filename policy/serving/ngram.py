@@ -1,0 +1,190 @@
+"""The n-gram drafter: vLLM's matcher, with what its match is worth.
+
+It looks up the longest suffix of the context that occurred before (the earliest occurrence wins,
+as in `vllm.v1.spec_decode.ngram_proposer`) and offers the tokens that followed. Unlike vLLM's own
+it also tells the length and number of the matches, and checks every past offer against what the
+target went on to emit, chosen or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from ..step import TokenOffer
+
+
+@njit(cache=True)
+def _longest_match(
+    tokens: np.ndarray, min_match: int, max_match: int
+) -> tuple[int, int, int]:  # pragma: no cover - compiled
+    """Find the longest earlier occurrence of the suffix of `tokens`.
+
+    The suffix is the prefix of the reversed context, so one pass of the Knuth-Morris-Pratt
+    failure function over the reversed context finds its longest and, by keeping the last hit,
+    its earliest occurrence.
+
+    Returns:
+        `(start of the tokens that follow the match, match length, number of such matches)`;
+        zeros without a match of at least `min_match` tokens.
+    """
+    num_tokens = len(tokens)
+    failure = np.zeros(max_match, np.int32)
+    longest, position, count = 0, 0, 0
+    length = 0
+    i = 1
+    while i < num_tokens:
+        if tokens[num_tokens - 1 - length] == tokens[num_tokens - 1 - i]:
+            length += 1
+            if length > longest:
+                longest, count = length, 0
+            if length == longest:
+                position = i
+                count += 1
+            if i < max_match:
+                failure[i] = length
+            if length == max_match:
+                length = failure[max_match - 1]
+            i += 1
+        elif length != 0:
+            length = failure[length - 1]
+        else:
+            i += 1
+    if longest < min_match:
+        return 0, 0, 0
+    return num_tokens - 1 - position + longest, longest, count
+
+
+@njit(cache=True)
+def _draft_rows(
+    token_ids: np.ndarray,
+    rows: np.ndarray,
+    num_tokens: np.ndarray,
+    min_match: int,
+    max_match: int,
+    max_lengths: np.ndarray,
+    drafts: np.ndarray,
+    found: np.ndarray,
+) -> None:  # pragma: no cover - compiled
+    """Fill `drafts [rows, max length]` and `found [rows, 3]`: length, matches, draft tokens."""
+    for i in range(len(rows)):
+        context = token_ids[rows[i], : num_tokens[i]]
+        start, match_length, num_matches = _longest_match(context, min_match, max_match)
+        num_draft_tokens = 0
+        if match_length:
+            num_draft_tokens = min(max_lengths[i], len(context) - start)
+            for j in range(num_draft_tokens):
+                drafts[i, j] = context[start + j]
+        found[i, 0] = match_length
+        found[i, 1] = num_matches
+        found[i, 2] = num_draft_tokens
+
+
+@dataclass(frozen=True)
+class _Pledge:
+    """An offer that has not been settled: `tokens` was offered to follow position `start`."""
+
+    start: int
+    tokens: np.ndarray
+
+
+class NgramDrafter:
+    """Offers drafts from the context of each request.
+
+    Args:
+        max_length: Longest draft in tokens.
+        min_match: Shortest match in tokens that is offered.
+        max_match: Longest match in tokens that is looked for.
+        max_model_len: Longest context of the engine; drafts never run past it.
+    """
+
+    def __init__(
+        self, *, max_length: int, min_match: int, max_match: int, max_model_len: int
+    ) -> None:
+        self._max_length = max_length
+        self._min_match = min_match
+        self._max_match = max_match
+        self._max_model_len = max_model_len
+        self._pledges: dict[str, _Pledge] = {}
+        self._drafts = np.zeros((0, max_length), np.int32)
+        self._num_draft_tokens = np.zeros(0, np.int32)
+
+    def warm_up(self) -> None:
+        """Compile the matcher before the first request needs it."""
+        context = np.zeros((1, 8), np.int32)
+        self.offer(("warm-up",), context, np.zeros(1, np.intp), np.array([8], np.int32))
+        self.forget(["warm-up"])
+
+    def offer(
+        self,
+        req_ids: tuple[str, ...],
+        token_ids: np.ndarray,
+        rows: np.ndarray,
+        num_tokens: np.ndarray,
+    ) -> TokenOffer:
+        """Look up every request and settle its earlier offer.
+
+        Args:
+            req_ids: The requests, one per entry of `rows`.
+            token_ids: Contexts by engine row, int32 `[engine rows, max_model_len]`.
+            rows: Engine row of each request.
+            num_tokens: Context length of each request.
+        """
+        settled = self._settle(req_ids, token_ids, rows, num_tokens)
+        self._drafts = np.zeros((len(rows), self._max_length), np.int32)
+        found = np.zeros((len(rows), 3), np.int32)
+        room = np.minimum(self._max_length, self._max_model_len - num_tokens).astype(np.int32)
+        _draft_rows(
+            token_ids,
+            rows,
+            num_tokens,
+            self._min_match,
+            self._max_match,
+            np.maximum(room, 0),
+            self._drafts,
+            found,
+        )
+        self._num_draft_tokens = found[:, 2]
+        for i in np.flatnonzero(self._num_draft_tokens):
+            tokens = self._drafts[i, : self._num_draft_tokens[i]]
+            self._pledges.setdefault(req_ids[i], _Pledge(int(num_tokens[i]), tokens))
+        return TokenOffer(found[:, 0], found[:, 1], found[:, 2], settled)
+
+    def draft(self, row: int, length: int) -> list[int]:
+        """The draft on offer for entry `row` of the last `offer`, at most `length` tokens."""
+        tokens: list[int] = self._drafts[row, : min(length, self._num_draft_tokens[row])].tolist()
+        return tokens
+
+    def forget(self, req_ids: Iterable[str]) -> None:
+        """Drop what is kept of ended requests."""
+        for req_id in req_ids:
+            self._pledges.pop(req_id, None)
+
+    def _settle(
+        self,
+        req_ids: tuple[str, ...],
+        token_ids: np.ndarray,
+        rows: np.ndarray,
+        num_tokens: np.ndarray,
+    ) -> np.ndarray:
+        """Accepted tokens of each open offer that the emitted tokens decide; -1 elsewhere.
+
+        One step without speculation decides only the first token of an offer, so an offer stays
+        open until a token differs or all of it was emitted.
+        """
+        settled = np.full(len(rows), -1, np.int32)
+        for i, req_id in enumerate(req_ids):
+            pledge = self._pledges.get(req_id)
+            if pledge is None:
+                continue
+            emitted = token_ids[rows[i], pledge.start : num_tokens[i]][: len(pledge.tokens)]
+            agreed = pledge.tokens[: len(emitted)] == emitted
+            if agreed.all() and len(emitted) < len(pledge.tokens):
+                continue
+            settled[i] = len(agreed) if agreed.all() else int(agreed.argmin())
+            del self._pledges[req_id]
+        return settled
+
