@@ -58,6 +58,9 @@ class SafeController:
         inner: The controller to guard.
         contract: The action table.
         fallback: The static action.
+
+    Attributes:
+        num_fallbacks: Decisions that failed, by the type of the error.
     """
 
     def __init__(
@@ -66,20 +69,18 @@ class SafeController:
         self.inner = inner
         self.num_fallbacks: Counter[str] = Counter()
         self._contract = contract
-        self._fallback = np.array([fallback], np.int64)
+        self._fallback = np.array([contract.canonical_action(fallback)], np.int64)
 
     def decide(self, record: StepRecord, observation: np.ndarray) -> np.ndarray:
         """Decide with the guarded controller, or fall back and say so once per reason."""
         try:
             actions = np.asarray(self.inner.decide(record, observation))
-            if actions.ndim != 2 or actions.shape[0] not in (1, record.num_rows):
+            if actions.shape not in ((1, 2), (record.num_rows, 2)):
                 raise ContractError(
-                    f"The controller gave actions of shape {actions.shape}; give [1, 2] or "
+                    f"The controller gave actions of shape {list(actions.shape)}; give [1, 2] or "
                     f"[{record.num_rows}, 2]."
                 )
-            for action in actions:
-                self._contract.canonical_action(action)
-            return actions
+            return self._contract.canonical_actions(actions)
         except Exception as error:  # a fault of the policy must never reach a request
             reason = type(error).__name__
             if not self.num_fallbacks[reason]:

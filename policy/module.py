@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import nn
 
 from .contract import Contract
-
-
+from .errors import ContractError
 
 
 class PolicyModule(nn.Module):
@@ -21,6 +21,9 @@ class PolicyModule(nn.Module):
         layers: Widths of the hidden layers.
         action_nvec: Sizes of the two action components.
     """
+
+    low: torch.Tensor
+    high: torch.Tensor
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class PolicyModule(nn.Module):
         self.num_drafters = int(action_nvec[0])
         widths = [len(low), *layers]
         hidden: list[nn.Module] = []
-        for inputs, outputs in zip(widths, widths[1:], strict=False):
+        for inputs, outputs in pairwise(widths):
             hidden += [nn.Linear(inputs, outputs), nn.Tanh()]
         self.hidden = nn.Sequential(*hidden)
         self.action = nn.Linear(widths[-1], sum(action_nvec))
@@ -56,12 +59,19 @@ class PolicyModule(nn.Module):
         Args:
             weights: The module's `state_dict`, as stored in safetensors.
             contract: The contract stored beside them.
+
+        Raises:
+            ContractError: If the weights normalise by other bounds than the contract's.
         """
-        hidden = [
-            len(bias)
+        low, high = torch.from_numpy(contract.low), torch.from_numpy(contract.high)
+        if not torch.equal(weights["low"], low) or not torch.equal(weights["high"], high):
+            raise ContractError("The weights normalise by other bounds than the contract's.")
+        biases = {
+            int(name.split(".")[1]): bias
             for name, bias in weights.items()
             if name.startswith("hidden.") and name.endswith(".bias")
-        ]
-        module = cls(weights["low"], weights["high"], hidden, contract.action_nvec)
+        }
+        widths = [len(biases[position]) for position in sorted(biases)]
+        module = cls(low, high, widths, contract.action_nvec)
         module.load_state_dict(dict(weights))
         return module.eval()

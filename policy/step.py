@@ -21,8 +21,9 @@ class TokenOffer:
         match_length: Tokens of the match, int32 `[rows]`; 0 without a match.
         num_matches: Occurrences of the matched tokens, int32 `[rows]`.
         num_draft_tokens: Tokens on offer, int32 `[rows]`.
-        counterfactual_accepted: Leading tokens of the *previous* offer that the target then
-            emitted, int32 `[rows]`; -1 where nothing was on offer.
+        counterfactual_accepted: Leading tokens of an *earlier* offer that the target then
+            emitted, int32 `[rows]`; -1 where the step decided no offer. An offer is open until
+            the target emits another token or all of it, and no other is judged meanwhile.
     """
 
     match_length: np.ndarray

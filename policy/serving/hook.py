@@ -109,9 +109,8 @@ class SpeculationHook:
             return None
         record = self._record_step(*self._captured)
         self._captured = None
-        if self._model is not None:
-            self._model.read_overdue()
         if not record.num_rows:
+            self._read_overdue()
             return None
         observation = self._builder.update(record)
         self.pending = Decision(record, observation)
@@ -147,7 +146,13 @@ class SpeculationHook:
         for action in actions:
             drafter_index, length = self.contract.canonical_action(action)
             self.num_decisions[self.contract.drafters[drafter_index], length] += 1
+        self._read_overdue()
         return DraftTokenIds(list(record.req_ids), drafts)
+
+    def _read_overdue(self) -> None:
+        """Let the model drafter bound its backlog, now that it has drafted where it was chosen."""
+        if self._model is not None:
+            self._model.read_overdue()
 
     def _draft_ngram(
         self, rows: np.ndarray, lengths: np.ndarray

@@ -187,4 +187,3 @@ class NgramDrafter:
             settled[i] = len(agreed) if agreed.all() else int(agreed.argmin())
             del self._pledges[req_id]
         return settled
-
