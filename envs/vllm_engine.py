@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,8 @@ class EngineStep:
         num_tokens: Output tokens emitted since the last decision.
         step_time_s: Engine time since the last decision: drafting, verifying, prefill steps.
         num_engine_steps: Engine steps since the last decision; 1 unless prefills came between.
+        num_verified_tokens: Tokens of the target since the last decision, prompts excluded.
+        num_prefill_tokens: Prompt tokens since the last decision.
         num_finished_reqs: Requests that ended since the last decision.
     """
 
@@ -95,6 +97,8 @@ class EngineStep:
     num_tokens: int
     step_time_s: float
     num_engine_steps: int
+    num_verified_tokens: int
+    num_prefill_tokens: int
     num_finished_reqs: int
 
 
@@ -105,7 +109,9 @@ class _Progress:
     num_tokens: int = 0
     step_time_s: float = 0.0
     num_engine_steps: int = 0
-    finished: list[str] = field(default_factory=list)
+    num_verified_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_finished_reqs: int = 0
 
 
 class VllmEngine:
@@ -220,7 +226,9 @@ class VllmEngine:
                     progress.num_tokens,
                     progress.step_time_s,
                     progress.num_engine_steps,
-                    len(progress.finished),
+                    progress.num_verified_tokens,
+                    progress.num_prefill_tokens,
+                    progress.num_finished_reqs,
                 )
             if decision is not None:
                 self._draft(NO_SPECULATION, progress)
@@ -240,11 +248,14 @@ class VllmEngine:
         outputs = self.llm_engine.step()
         self._count_time(time.perf_counter() - began_s, progress)
         progress.num_engine_steps += 1
+        record = self.hook.last_record
+        progress.num_prefill_tokens += record.num_prefill_tokens
+        progress.num_verified_tokens += record.num_scheduled_tokens - record.num_prefill_tokens
         for output in outputs:
             progress.num_tokens += len(output.outputs[0].token_ids)
             if output.finished:
                 self._unfinished.pop(output.request_id, None)
-                progress.finished.append(output.request_id)
+                progress.num_finished_reqs += 1
 
     def _count_time(self, seconds: float, progress: _Progress) -> None:
         progress.step_time_s += seconds

@@ -8,12 +8,13 @@ sha256.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,40 +73,51 @@ def save_policy(
         The file's sha256 in hex.
 
     Raises:
-        ArtifactError: If module and reference differ on a recorded observation, or the folder
-            cannot be written.
+        ArtifactError: If the module does not fit the contract, it and its reference differ on a
+            recorded observation, or the folder cannot be written. No file is then left behind.
     """
+    if not len(observations):
+        raise ArtifactError("No observation was recorded to compare with; record some first.")
     module = module.eval()
-    _check_parity(module, reference, observations)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
+    with _torchscript():
+        scripted = torch.jit.script(module)
+    expected = reference(observations)
+    for candidate in (scripted, _plain_module(weights, contract)):
+        _check_parity(candidate, expected, observations)
     extra = {
         _CONTRACT_FILE: json.dumps(contract.to_dict()),
-        _WEIGHTS_FILE: safetensors.torch.save(module.state_dict()),
+        _WEIGHTS_FILE: safetensors.torch.save(weights),
     }
     partial = path.with_suffix(".partial")
     try:
-        with warnings.catch_warnings():
-            # TorchScript is deprecated in favour of torch.export; the safetensors copy inside
-            # the file is what remains when it goes.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            torch.jit.save(torch.jit.script(module), str(partial), _extra_files=extra)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _torchscript():
+            torch.jit.save(scripted, str(partial), _extra_files=extra)
+        sha256 = hash_file(partial)
+        described = {"sha256": sha256, "contract": contract.to_dict(), "provenance": provenance}
+        description = json.dumps(described, indent=2) + "\n"
         partial.replace(path)
-    except OSError as error:
-        raise ArtifactError(f"Cannot write {path} ({error}); choose a writable folder.") from error
-    sha256 = hash_file(path)
-    description = {"sha256": sha256, "contract": contract.to_dict(), "provenance": provenance}
-    path.with_suffix(".json").write_text(json.dumps(description, indent=2) + "\n")
+        path.with_suffix(".json").write_text(description)
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError where it cannot write
+        raise ArtifactError(
+            f"Cannot write {path} ({_one_line(error)}); choose a writable folder."
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
     return sha256
 
 
-def _check_parity(
-    module: PolicyModule, reference: Callable[[np.ndarray], np.ndarray], observations: np.ndarray
-) -> None:
-    if not len(observations):
-        raise ArtifactError("No observation was recorded to compare with; record some first.")
+def _check_parity(module: torch.nn.Module, expected: np.ndarray, observations: np.ndarray) -> None:
     with torch.inference_mode():
-        ours = module(torch.from_numpy(observations)).numpy()
-    differing = np.flatnonzero((ours != reference(observations)).any(axis=1))
+        ours = module(torch.from_numpy(observations)).cpu().numpy()
+    if expected.shape != ours.shape:
+        raise ArtifactError(
+            f"The trained actor gave actions {list(expected.shape)} for {len(ours)} observations; "
+            f"compare with one that gives {list(ours.shape)}."
+        )
+    differing = np.flatnonzero((ours != expected).any(axis=1))
     if len(differing):
         raise ArtifactError(
             f"The exported module and the trained actor differ on {len(differing)} of "
@@ -155,41 +167,64 @@ def _described_sha256(path: Path) -> str | None:
         return None
     try:
         return str(json.loads(description.read_text())["sha256"])
-    except (ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(
             f"{description} is not a policy description; restore it, or delete it and pin the "
             "sha256 yourself."
         ) from error
 
 
-def _read_extra_files(path: Path) -> tuple[dict[str, Any], bytes]:
-    """The contract and the weights inside the archive, read without torch."""
+def _read_extra_files(path: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The contract and the weights inside the archive, read without TorchScript."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = {name.split("/extra/")[-1]: name for name in archive.namelist()}
-            contract = json.loads(archive.read(names[_CONTRACT_FILE]))
-            return contract, archive.read(names[_WEIGHTS_FILE])
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
-        raise ArtifactError(
-            f"{path} is damaged or not an exported policy ({error}); export the policy again."
-        ) from error
+            contract, weights = names[_CONTRACT_FILE], names[_WEIGHTS_FILE]
+            if (damaged := archive.testzip()) is not None:
+                raise zipfile.BadZipFile(f"'{damaged}' is not what was written")
+            return (
+                json.loads(archive.read(contract)),
+                safetensors.torch.load(archive.read(weights)),
+            )
     except KeyError as error:
+        raise ArtifactError(f"{path} carries no contract; export it with draftgym.") from error
+    except Exception as error:  # what a damaged archive raises depends on the damaged byte
         raise ArtifactError(
-            f"{path} carries no draftgym contract; export it with draftgym."
+            f"{path} is damaged or not an exported policy ({_one_line(error)}); export the "
+            "policy again."
         ) from error
 
 
-def _load_module(path: Path, contract: Contract, weights: bytes) -> torch.nn.Module:
+def _load_module(
+    path: Path, contract: Contract, weights: dict[str, torch.Tensor]
+) -> torch.nn.Module:
+    """The TorchScript module, or its plain weights where this torch cannot load TorchScript."""
+    plain = _plain_module(weights, contract)
     try:
-        with warnings.catch_warnings():
-            # As in save_policy: the plain weights below are the way without TorchScript.
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with _torchscript():
             return torch.jit.load(str(path), map_location="cpu").eval()
     except Exception as error:  # torch raises several types, and TorchScript may be gone
         logger.info("TorchScript cannot load %s (%s); using its plain weights.", path, error)
+        return plain
+
+
+def _plain_module(weights: dict[str, torch.Tensor], contract: Contract) -> PolicyModule:
     try:
-        return PolicyModule.from_weights(safetensors.torch.load(weights), contract)
-    except Exception as error:
+        return PolicyModule.from_weights(weights, contract)
+    except Exception as error:  # a missing weight, one of another shape, other bounds
         raise ArtifactError(
-            f"{path} holds weights that do not fit its contract ({error}); export it again."
+            f"The policy's weights do not fit its contract ({_one_line(error)}); export a "
+            "module that was built for this contract."
         ) from error
+
+
+@contextlib.contextmanager
+def _torchscript() -> Iterator[None]:
+    """TorchScript is deprecated; the plain weights inside the file remain when it goes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -169,7 +169,7 @@ def _last_action_fields(drafters: Sequence[str], max_length: int) -> list[Field]
             "last_num_speculative_tokens",
             "tokens",
             0,
-            max_length,
+            max(1, max_length),
             "Mean draft tokens verified per request in the step.",
         ),
         Field(
@@ -305,14 +305,14 @@ class Contract:
         Raises:
             ContractError: If the shape or type is another, or a row is out of the action table.
         """
-        if actions.ndim != 2 or actions.shape[1] != 2 or actions.dtype.kind not in "iu":
+        if actions.ndim != 2 or actions.shape[1] != 2 or actions.dtype.kind != "i":
             raise ContractError(
                 f"Actions are {actions.dtype} {list(actions.shape)}; give integers [rows, 2]."
             )
         drafters, lengths = actions.astype(np.int64).T
         outside = (drafters < 0) | (drafters >= len(self.drafters)) | (lengths < 0)
-        for row in np.flatnonzero(outside):
-            self.canonical_action(actions[row].tolist())
+        if outside.any():
+            self.canonical_action(actions[outside.argmax()].tolist())  # says what is wrong
         lengths = np.minimum(lengths, np.take(self.max_lengths, drafters))
         return np.stack((np.where(lengths > 0, drafters, 0), lengths), axis=1)
 

@@ -1,4 +1,4 @@
-"""Controllers decide the action at every engine step: the policy, a baseline, or PPO in training."""
+"""Controllers decide the action at every engine step: the policy, a baseline, PPO in training."""
 
 from __future__ import annotations
 

@@ -3,6 +3,27 @@
 Rows are the requests that got at least one token in the step, in the engine's batch order; a
 request whose prompt is still being prefilled has no row. Live vLLM and the replay of traces
 both speak in these records, so features, rewards and baselines are written once.
+
+Example:
+    Request `a` had four tokens drafted and two of them accepted; `b` got its first token while
+    100 tokens of its prompt were read.
+
+    >>> step = StepRecord(
+    ...     num_running_reqs=2,
+    ...     num_waiting_reqs=0,
+    ...     kv_cache_usage=0.1,
+    ...     num_prefill_tokens=100,
+    ...     num_scheduled_tokens=105,
+    ...     req_ids=("a", "b"),
+    ...     num_context_tokens=np.array([53, 101], np.int32),
+    ...     num_emitted_tokens=np.array([3, 1], np.int32),
+    ...     temperature=np.zeros(2, np.float32),
+    ...     drafter=np.array([1, 0], np.int32),
+    ...     num_draft_tokens=np.array([4, 0], np.int32),
+    ...     num_accepted_tokens=np.array([2, 0], np.int32),
+    ... )
+    >>> step.num_rows
+    2
 """
 
 from __future__ import annotations
@@ -65,6 +86,8 @@ class StepRecord:
         drafter: Index of the drafter whose tokens were verified, int32 `[rows]`; 0 for none.
         num_draft_tokens: Draft tokens verified, int32 `[rows]`.
         num_accepted_tokens: Draft tokens accepted, int32 `[rows]`.
+        num_draft_passes: Forward passes the model drafter ran before the step.
+        num_draft_pass_tokens: Tokens that went through those passes.
         finished_req_ids: Requests that ended since the last record; their history is forgotten.
         token_offers: What each token drafter offers now.
         model_states: What is known of the model drafter.
@@ -82,6 +105,8 @@ class StepRecord:
     drafter: np.ndarray
     num_draft_tokens: np.ndarray
     num_accepted_tokens: np.ndarray
+    num_draft_passes: int = 0
+    num_draft_pass_tokens: int = 0
     finished_req_ids: frozenset[str] = frozenset()
     token_offers: Mapping[str, TokenOffer] = field(default_factory=dict)
     model_states: Mapping[str, ModelState] = field(default_factory=dict)

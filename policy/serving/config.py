@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
+from ..config import from_mapping
+from ..contract import Granularity
 from ..errors import ConfigError
 
 CONFIG_KEY = "drafting_policy"
@@ -66,7 +66,7 @@ class DraftingPolicyConfig:
     baseline: Mapping[str, Any] | None = None
     external: bool = False
     drafters: Mapping[str, int] = field(default_factory=dict)
-    granularity: str = "batch"
+    granularity: Granularity = "batch"
     fallback: tuple[str, int] = ("none", 0)
     strict: bool = True
     settings: DrafterSettings = field(default_factory=DrafterSettings)
@@ -81,6 +81,10 @@ class DraftingPolicyConfig:
             raise ConfigError(
                 f"Without a policy, {CONFIG_KEY} needs 'drafters', such as "
                 '{"ngram": 8, "eagle3": 4}.'
+            )
+        if self.path is not None and self.drafters:
+            raise ConfigError(
+                f"A policy brings its own drafters; remove 'drafters' from {CONFIG_KEY}."
             )
 
     @classmethod
@@ -98,35 +102,4 @@ class DraftingPolicyConfig:
             section = additional_config.get(CONFIG_KEY)
         if section is None and (path := os.environ.get(POLICY_VARIABLE)):
             section = {"path": path}
-        if section is None:
-            return None
-        if not isinstance(section, Mapping):
-            raise ConfigError(
-                f"{CONFIG_KEY} must be a mapping such as {json.dumps({'path': 'policy.pt'})}, "
-                f"not {section!r}."
-            )
-        return from_mapping(cls, section, CONFIG_KEY)
-
-
-def from_mapping(cls: type[Any], given: Mapping[str, Any], where: str) -> Any:
-    """Build a configuration dataclass; nested ones from nested mappings.
-
-    Raises:
-        ConfigError: If a key is unknown (the nearest known one is named) or a value has another
-            type than its default.
-    """
-    known = {spec.name: spec for spec in fields(cls)}
-    for key in given:
-        if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean '{nearest[0]}'?" if nearest else f"known: {', '.join(known)}."
-            raise ConfigError(f"Unknown key '{key}' in {where}; {hint}")
-    values = dict(given)
-    if cls is DraftingPolicyConfig:
-        if isinstance(values.get("settings"), Mapping):
-            values["settings"] = from_mapping(
-                DrafterSettings, values["settings"], f"{where}.settings"
-            )
-        if isinstance(values.get("fallback"), list):
-            values["fallback"] = tuple(values["fallback"])
-    return cls(**values)
+        return None if section is None else from_mapping(cls, section, CONFIG_KEY)

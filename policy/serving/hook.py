@@ -65,6 +65,7 @@ class SpeculationHook:
         self.contract = contract
         self.controller = controller
         self.pending: Decision | None = None
+        self.last_record: StepRecord | None = None
         self.num_decisions: Counter[tuple[str, int]] = Counter()
         self._runner = runner
         self._builder = ObservationBuilder(contract)
@@ -107,7 +108,7 @@ class SpeculationHook:
         """Stand in for `GPUModelRunner.take_draft_token_ids`: the decision point."""
         if self._captured is None:
             return None
-        record = self._record_step(*self._captured)
+        record = self.last_record = self._record_step(*self._captured)
         self._captured = None
         if not record.num_rows:
             self._read_overdue()
@@ -233,6 +234,7 @@ class SpeculationHook:
             )
         num_waiting, kv_cache_usage = getattr(scheduler_output, LOAD_ATTRIBUTE, (0, 0.0))
         is_drafted = num_drafts[rows] > 0
+        num_passes, num_pass_tokens = (0, 0) if self._model is None else self._model.take_cost()
         return StepRecord(
             num_running_reqs=num_reqs,
             num_waiting_reqs=num_waiting,
@@ -252,6 +254,8 @@ class SpeculationHook:
             ),
             num_draft_tokens=num_drafts[rows],
             num_accepted_tokens=num_accepted[rows],
+            num_draft_passes=num_passes,
+            num_draft_pass_tokens=num_pass_tokens,
             finished_req_ids=finished,
             token_offers={}
             if self._ngram is None

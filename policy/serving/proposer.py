@@ -93,6 +93,8 @@ class ModelDrafter:
         self._holes: set[int] = set()
         self._steps_since_draft = 0
         self._top1: list[torch.Tensor] = []
+        self._num_passes = 0
+        self._num_pass_tokens = 0
         self._step: TargetStep | None = None
         self._proposer._greedy_sample = self._greedy_sample
 
@@ -180,6 +182,12 @@ class ModelDrafter:
         for group in self._groups(rows):
             self._propose(rows[group], 0)
 
+    def take_cost(self) -> tuple[int, int]:
+        """Forward passes run since the last call, and the tokens that went through them."""
+        cost = self._num_passes, self._num_pass_tokens
+        self._num_passes = self._num_pass_tokens = 0
+        return cost
+
     def forget(self, req_ids: Iterable[str]) -> None:
         """Drop what is kept of ended requests."""
         for req_id in req_ids:
@@ -244,6 +252,8 @@ class ModelDrafter:
             self._holes.difference_update(blocks.blocks(int(row), backlog.start, backlog.end))
             backlog.start = backlog.end
             backlog.hidden_states.clear()
+        self._num_passes += max(1, length)
+        self._num_pass_tokens += int(query_start[-1]) + max(0, length - 1) * len(rows)
         if not length:
             return np.zeros((len(rows), 0), np.int64), np.zeros((len(rows), 0), np.float32)
         top1 = torch.stack(self._top1, dim=1)

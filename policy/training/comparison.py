@@ -10,8 +10,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from .measurement import Measurement, MeasurementError, Pair, group_runs, pair_runs
-from .statistics import Verdict, ratio_interval, verdict
+from .measurement import Measurement, MeasurementError, group_runs, pair_runs, tok_per_s
+from .statistics import Ratio, Verdict, log_ratios, ratio_interval, total_ratio, verdict
 
 
 @dataclass(frozen=True)
@@ -52,32 +52,6 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """Speed of one setting over another's.
-
-    Attributes:
-        concurrency: Requests in flight; None for the geometric mean over all.
-        against: The other setting.
-        ratio: Tokens per second over the other's.
-        ci_low: Lower end of the ratio's 95 % interval; NaN with one repeat.
-        ci_high: Upper end.
-        num_repeats: Paired repeats.
-    """
-
-    concurrency: int | None
-    against: str
-    ratio: float
-    ci_low: float
-    ci_high: float
-    num_repeats: int
-
-    @property
-    def verdict(self) -> Verdict:
-        """What the interval says."""
-        return verdict(self.ci_low, self.ci_high)
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Two settings at every concurrency both were measured at, and overall.
 
@@ -111,7 +85,7 @@ def compare(measurements: Iterable[Measurement], baseline: str = "none") -> list
     cells = []
     for setting, concurrency in sorted(runs, key=lambda key: key[1]):
         pairs = pair_runs(runs, setting, baseline, concurrency)
-        ci_low, ci_high = ratio_interval(list(_log_ratios(pairs).values()))
+        ci_low, ci_high = ratio_interval(list(log_ratios(pairs).values()))
         ours = [pair[0] for pair in pairs.values()]
         cells.append(
             Cell(
@@ -119,8 +93,8 @@ def compare(measurements: Iterable[Measurement], baseline: str = "none") -> list
                 concurrency,
                 tokens=sum(run.num_tokens for run in ours),
                 seconds=sum(run.seconds for run in ours),
-                tok_per_s=_tok_per_s(ours),
-                speedup=_total_ratio(pairs),
+                tok_per_s=tok_per_s(ours),
+                speedup=total_ratio(pairs),
                 ci_low=ci_low,
                 ci_high=ci_high,
                 num_repeats=len(ours),
@@ -176,12 +150,12 @@ def compare_settings(
             f"'{setting}' and '{against_name}' were measured at no concurrency in common; measure "
             "both side by side."
         )
-    logs = {at: _log_ratios(paired) for at, paired in pairs.items()}
+    logs = {at: log_ratios(paired) for at, paired in pairs.items()}
     ratios = tuple(
         Ratio(
             at,
             opponents[at],
-            _total_ratio(pairs[at]),
+            total_ratio(pairs[at]),
             *ratio_interval(list(logs[at].values())),
             num_repeats=len(logs[at]),
         )
@@ -204,23 +178,6 @@ def compare_settings(
         num_repeats=len(means),
     )
     return Comparison(setting, against_name, ratios, overall)
-
-
-def _log_ratios(pairs: Mapping[int, Pair]) -> dict[int, float]:
-    """Natural logarithm of the speed ratio, by repeat."""
-    return {
-        repeat: math.log(ours.tok_per_s / theirs.tok_per_s)
-        for repeat, (ours, theirs) in pairs.items()
-    }
-
-
-def _total_ratio(pairs: Mapping[int, Pair]) -> float:
-    ours, theirs = zip(*pairs.values(), strict=True)
-    return _tok_per_s(ours) / _tok_per_s(theirs)
-
-
-def _tok_per_s(runs: Collection[Measurement]) -> float:
-    return sum(run.num_tokens for run in runs) / sum(run.seconds for run in runs)
 
 
 def _draft_acceptance_rate(runs: Collection[Measurement]) -> float | None:

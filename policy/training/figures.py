@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
@@ -20,13 +22,14 @@ MAX_ACTIONS = 9
 
 _POLICY_LINE = ("#12355b", "o", "-")
 _LINES = (  # colour, marker, line: told apart in grey by the last two
+    ("#8a8a8a", "x", ":"),
     ("#d1730f", "s", "--"),
     ("#2a8a57", "^", "-."),
-    ("#8a8a8a", "x", ":"),
     ("#6f9fd0", "D", (0, (1, 1))),
     ("#a4508b", "v", (0, (5, 1, 1, 1, 1, 1))),
     ("#7a5c3e", "P", (0, (8, 3))),
 )
+_NONE_COLOR = "#f2f2f2"
 _HUES = ("Blues", "Oranges", "Greens", "Purples")
 _HATCHES = ("", "///", "...", "xxx")
 
@@ -65,21 +68,12 @@ def _draw_speedups(axes: Any, cells: Sequence[Cell], baseline: str) -> None:
     """One line per setting with the 95 % interval at each concurrency."""
     settings = [name for name in dict.fromkeys(cell.setting for cell in cells) if name != baseline]
     lines = iter(_LINES * (1 + len(settings) // len(_LINES)))
-    axes.axhline(1, color="black", linewidth=1.2)
-    axes.annotate(
-        "no speculation" if baseline == NONE else baseline,
-        (1, 1),
-        xycoords=("axes fraction", "data"),
-        xytext=(-4, 3),
-        textcoords="offset points",
-        ha="right",
-        fontsize=9,
-    )
+    axes.axhline(1, color="black", linewidth=1.2, label=f"{baseline} (baseline)")
     for index, setting in enumerate(settings):
         is_policy = setting == "policy"
         color, marker, line = _POLICY_LINE if is_policy else next(lines)
         own = [cell for cell in cells if cell.setting == setting]
-        shift = 2 ** (0.09 * (index - (len(settings) - 1) / 2))  # keeps the intervals apart
+        shift = 2 ** (0.07 * (index - (len(settings) - 1) / 2))  # keeps the intervals apart
         axes.errorbar(
             [cell.concurrency * shift for cell in own],
             [cell.speedup for cell in own],
@@ -101,7 +95,8 @@ def _draw_speedups(axes: Any, cells: Sequence[Cell], baseline: str) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(ticks[0] / 1.4, ticks[-1] * 1.4)
     axes.set_xlabel("concurrent requests", fontsize=11)
-    axes.set_ylabel("speedup over no speculation\n(ratio of tokens per second)", fontsize=11)
+    over = "no speculation" if baseline == NONE else baseline
+    axes.set_ylabel(f"speedup over {over}\n(ratio of tokens per second)", fontsize=11)
     axes.grid(axis="y", color="#dddddd")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -112,23 +107,21 @@ def _draw_speedups(axes: Any, cells: Sequence[Cell], baseline: str) -> None:
         )
 
 
-def _error_bars(cells: Sequence[Cell]) -> list[list[float]]:
-    """Lengths of the bars below and above each point; NaN draws none."""
-    return [
-        [max(0.0, cell.speedup - cell.ci_low) for cell in cells],
-        [max(0.0, cell.ci_high - cell.speedup) for cell in cells],
-    ]
+def _error_bars(cells: Sequence[Cell]) -> np.ndarray:
+    """Lengths of the bars below and above each point, `[2, cells]`; NaN draws none."""
+    lengths = [[cell.speedup - cell.ci_low, cell.ci_high - cell.speedup] for cell in cells]
+    return np.maximum(np.array(lengths), 0).T
 
 
 def _limit_to_points(axes: Any, cells: Sequence[Cell]) -> None:
     """Show every interval, unless a wild one would squeeze the points together."""
-    speedups = [1.0, *(cell.speedup for cell in cells)]
-    room = max(0.1, 0.6 * (max(speedups) - min(speedups)))
-    lows = [cell.ci_low for cell in cells if cell.ci_low == cell.ci_low]
-    highs = [cell.ci_high for cell in cells if cell.ci_high == cell.ci_high]
-    low = max(min([*speedups, *lows]) - 0.03, min(speedups) - room)
-    high = min(max([*speedups, *highs]) + 0.03, max(speedups) + room)
-    axes.set_ylim(max(0, low), high)
+    speedups = np.array([1.0, *(cell.speedup for cell in cells)])
+    room = max(0.1, 0.6 * np.ptp(speedups))
+    low = np.nanmin([*speedups, *(cell.ci_low for cell in cells)])
+    high = np.nanmax([*speedups, *(cell.ci_high for cell in cells)])
+    axes.set_ylim(
+        max(0, low - 0.03, speedups.min() - room), min(high + 0.03, speedups.max() + room)
+    )
 
 
 def _draw_actions(axes: Any, action_counts: Mapping[int, Mapping[str, int]]) -> None:
@@ -147,8 +140,8 @@ def _draw_actions(axes: Any, action_counts: Mapping[int, Mapping[str, int]]) -> 
             width=0.72,
             color=color,
             hatch=hatch,
-            edgecolor="white",
-            label=action.replace(":", " "),
+            edgecolor="#b5b5b5" if color == _NONE_COLOR else "white",
+            label=NONE if action.startswith(f"{NONE}:") else action.replace(":", " "),
         )
         names = [f"{share:.0f}" if share >= 6 else "" for share in shares]
         axes.bar_label(
@@ -170,11 +163,12 @@ def _draw_actions(axes: Any, action_counts: Mapping[int, Mapping[str, int]]) -> 
 
 def _merge_rare(action_counts: Mapping[int, Mapping[str, int]]) -> dict[int, Counter[str]]:
     """Counts in which all but the most frequent actions are named `drafter:other`."""
-    shares: Counter[str] = Counter()
+    shares: dict[str, float] = {}
     for taken in action_counts.values():
-        total = sum(taken.values()) or 1
-        shares.update({action: count / total for action, count in taken.items()})  # type: ignore
-    kept = {action for action, _ in shares.most_common(MAX_ACTIONS)}
+        for action, count in taken.items():
+            share = count / (sum(taken.values()) or 1)
+            shares[action] = shares.get(action, 0) + share
+    kept = sorted(shares, key=lambda action: shares[action], reverse=True)[:MAX_ACTIONS]
     merged: dict[int, Counter[str]] = {}
     for at in sorted(action_counts):
         merged[at] = Counter()
@@ -191,17 +185,15 @@ def _order(action: str) -> tuple[bool, str, float]:
 
 def _looks(actions: Sequence[str]) -> dict[str, tuple[Any, str]]:
     """Colour and hatch by action."""
-    from matplotlib import colormaps
-
     drafters = list(dict.fromkeys(action.partition(":")[0] for action in actions))
     looks: dict[str, tuple[Any, str]] = {}
     for drafter in drafters:
         own = [action for action in actions if action.partition(":")[0] == drafter]
         for index, action in enumerate(own):
             if drafter == NONE:
-                looks[action] = ("#c9c9c9", "")
+                looks[action] = (_NONE_COLOR, "")
                 continue
             number = (drafters.index(drafter) - (NONE in drafters)) % len(_HUES)
-            shade = 0.35 + 0.5 * (index / (len(own) - 1) if len(own) > 1 else 0.5)
+            shade = 0.4 + 0.45 * (index / (len(own) - 1) if len(own) > 1 else 0.5)
             looks[action] = (colormaps[_HUES[number]](shade), _HATCHES[number])
     return looks

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import DraftgymError
@@ -81,6 +81,11 @@ class Measurement:
     def tok_per_s(self) -> float:
         """Output tokens per second."""
         return self.num_tokens / self.seconds
+
+
+def tok_per_s(runs: Collection[Measurement]) -> float:
+    """Output tokens per second over all runs."""
+    return sum(run.num_tokens for run in runs) / sum(run.seconds for run in runs)
 
 
 Pair = tuple[Measurement, Measurement]

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..contract import NONE
-from .comparison import Cell, Comparison, Ratio
+from .comparison import Cell, Comparison
 from .figures import draw_report
+from .statistics import Ratio
 
 
 @dataclass(frozen=True)
@@ -78,16 +79,15 @@ def write_report(
         f"# {title}",
         f"![Speedup against concurrency, and the actions of the policy]({paths.figure.name})",
         f"Output tokens per second, and **speedup** over `{baseline}` with its 95 % interval over "
-        "paired repeats, by concurrent requests:",
+        "paired repeats, by concurrent requests. An interval that contains 1 is a tie.",
         _markdown_table(cells),
         _bullets(f"`{setting}`: {detail}" for setting, detail in (details or {}).items()),
         "## Comparisons" if comparisons else "",
         *(_comparison_text(comparison) for comparison in comparisons),
         "## Conditions",
         _bullets(notes),
-        _bullets(f"{name}: {_shown(value)}" for name, value in stored["hardware"].items()),
-        "Versions: "
-        + ", ".join(f"{name} {_shown(value)}" for name, value in stored["versions"].items()),
+        f"Hardware: {_list_values(stored['hardware'])}",
+        f"Versions: {_list_values(stored['versions'])}",
         f"```sh\n{command}\n```",
     ]
     paths.markdown.write_text("\n\n".join(filter(None, sections)) + "\n", encoding="utf-8")
@@ -134,10 +134,10 @@ def _settings(cells: Iterable[Cell]) -> list[str]:
     return list(dict.fromkeys(cell.setting for cell in cells))
 
 
-def _interval(result: Cell | Ratio) -> str:
+def _interval(result: Cell | Ratio, digits: int = 2) -> str:
     if math.isnan(result.ci_low):
         return "[one repeat]"
-    return f"[{result.ci_low:.2f}, {result.ci_high:.2f}]"
+    return f"[{result.ci_low:.{digits}f}, {result.ci_high:.{digits}f}]"
 
 
 def _count_verdicts(results: Iterable[Cell | Ratio]) -> str:
@@ -167,20 +167,19 @@ def _markdown_table(cells: Sequence[Cell]) -> str:
 
 def _comparison_text(comparison: Comparison) -> str:
     """A comparison in plain words."""
-    overall = comparison.overall
     head = (
         f"**{comparison.setting}** against **{comparison.against}**: "
-        f"{_count_verdicts(comparison.ratios)}; overall {overall.ratio:.3f} {_interval(overall)}, "
-        f"{overall.verdict}."
+        f"{_count_verdicts(comparison.ratios)}; overall {_ratio_text(comparison.overall)}."
     )
     lines = []
     for ratio in comparison.ratios:
-        other = "" if ratio.against == comparison.against else f" against `{ratio.against}`"
-        lines.append(
-            f"{ratio.concurrency} concurrent{other}: {ratio.ratio:.3f} {_interval(ratio)}, "
-            f"{ratio.verdict}"
-        )
+        other = "" if ratio.against == comparison.against else f", against `{ratio.against}`"
+        lines.append(f"{ratio.concurrency} concurrent{other}: {_ratio_text(ratio)}")
     return f"{head}\n\n{_bullets(lines)}"
+
+
+def _ratio_text(ratio: Ratio) -> str:
+    return f"{ratio.ratio:.3f} {_interval(ratio, 3)}, {ratio.verdict}"
 
 
 def _describe_comparison(comparison: Comparison) -> dict[str, Any]:
@@ -195,8 +194,11 @@ def _bullets(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _shown(value: Any) -> str:
-    return "none" if value is None else str(value)
+def _list_values(values: Mapping[str, Any]) -> str:
+    """Such as `cpu AMD EPYC, gpu none`."""
+    return ", ".join(
+        f"{name} {'none' if value is None else value}" for name, value in values.items()
+    )
 
 
 def _without_nan(value: Any) -> Any:

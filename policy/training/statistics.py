@@ -12,8 +12,11 @@ Example:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
+
+from .measurement import Pair, tok_per_s
 
 CONFIDENCE = 0.95
 
@@ -88,3 +91,43 @@ def verdict(ci_low: float, ci_high: float) -> Verdict:
     if ci_low > 1:
         return "ahead"
     return "behind" if ci_high < 1 else "tie"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Speed of one setting over another's.
+
+    Attributes:
+        concurrency: Requests in flight; None for the geometric mean over all.
+        against: The other setting.
+        ratio: Tokens per second over the other's.
+        ci_low: Lower end of the ratio's 95 % interval; NaN with one repeat.
+        ci_high: Upper end.
+        num_repeats: Paired repeats.
+    """
+
+    concurrency: int | None
+    against: str
+    ratio: float
+    ci_low: float
+    ci_high: float
+    num_repeats: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the interval says."""
+        return verdict(self.ci_low, self.ci_high)
+
+
+def log_ratios(pairs: Mapping[int, Pair]) -> dict[int, float]:
+    """Natural logarithm of the speed ratio of each pair, by repeat."""
+    return {
+        repeat: math.log(ours.tok_per_s / theirs.tok_per_s)
+        for repeat, (ours, theirs) in pairs.items()
+    }
+
+
+def total_ratio(pairs: Mapping[int, Pair]) -> float:
+    """Total tokens per second of the first sides over that of the second sides."""
+    ours, theirs = zip(*pairs.values(), strict=True)
+    return tok_per_s(ours) / tok_per_s(theirs)

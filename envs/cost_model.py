@@ -1,0 +1,144 @@
+"""Step-time model, fitted online to live steps: what a step's shape costs on this machine.
+
+Live times are noisy, above all on shared cores, while the time that an action is charged for
+depends on the step's shape only. Around each load (powers of two of the running requests) the
+time is close to linear in what was computed, so one small regression per load predicts it; its
+weights are not negative, since more work never takes less time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+_MIN_STEPS = 16
+"""Steps seen at a load before its predictions are used."""
+
+_WINDOW = 384
+"""Recent steps per load that count: the machine's speed may drift."""
+
+_REFIT_EVERY = 8
+"""New steps after which the weights are computed again."""
+
+_MAX_RATIO = 1.5
+"""A step that took this many times its expected time was disturbed and does not count."""
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What the engine computed between two decisions.
+
+    Attributes:
+        num_engine_steps: Engine steps, prefill-only ones included.
+        num_running_reqs: Requests in the last of them.
+        num_verified_tokens: Tokens of the target that were not prompt tokens.
+        num_prefill_tokens: Prompt tokens of the target.
+        num_draft_passes: Forward passes of the model drafter.
+        num_draft_pass_tokens: Tokens in those passes.
+    """
+
+    num_engine_steps: int
+    num_running_reqs: int
+    num_verified_tokens: int
+    num_prefill_tokens: int
+    num_draft_passes: int
+    num_draft_pass_tokens: int
+
+    def features(self) -> np.ndarray:
+        """Regressors of the step time, float64 `[5]`; the prefill's is last."""
+        return np.array(
+            [
+                self.num_engine_steps,
+                self.num_verified_tokens / 16,
+                self.num_draft_passes,
+                self.num_draft_pass_tokens / 16,
+                self.num_prefill_tokens / 64,
+            ],
+            np.float64,
+        )
+
+
+class OnlineCostModel:
+    """Expected engine time of a step, in seconds.
+
+    Example:
+        >>> model = OnlineCostModel()
+        >>> for tokens in range(1, 40):
+        ...     model.add(StepShape(1, 1, tokens, 0, 0, 0), step_time_s=0.01 + 0.001 * tokens)
+        >>> round(model.expected_s(StepShape(1, 1, 20, 0, 0, 0)), 3)
+        0.03
+    """
+
+    def __init__(self) -> None:
+        self._loads: dict[int, _LoadModel] = {}
+
+    def add(self, shape: StepShape, step_time_s: float) -> None:
+        """Learn from one measured step."""
+        self._load_model(shape).add(shape.features(), step_time_s)
+
+    def expected_s(self, shape: StepShape) -> float | None:
+        """Expected seconds of a step, or None while its load is hardly known."""
+        weights = self._load_model(shape).weights()
+        return None if weights is None else float(weights @ shape.features())
+
+    def prefill_s(self, shape: StepShape) -> float:
+        """The part of the expected time that prompt tokens took; 0 while unknown."""
+        weights = self._load_model(shape).weights()
+        return 0.0 if weights is None else float(weights[-1] * shape.features()[-1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on exactly; JSON-ready."""
+        return {
+            str(load): [[*features.tolist(), step_time_s] for features, step_time_s in model.steps]
+            for load, model in self._loads.items()
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self._loads = {}
+        for load, rows in state.items():
+            model = self._loads[int(load)] = _LoadModel()
+            for row in rows:
+                model.add(np.array(row[:-1]), row[-1])
+
+    def _load_model(self, shape: StepShape) -> _LoadModel:
+        load = round(np.log2(max(1, shape.num_running_reqs)))
+        return self._loads.setdefault(load, _LoadModel())
+
+
+@dataclass
+class _LoadModel:
+    """Recent steps at one load and the regression through them."""
+
+    steps: deque[tuple[np.ndarray, float]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    fitted: np.ndarray | None = None
+    num_unfitted: int = 0
+
+    def add(self, features: np.ndarray, step_time_s: float) -> None:
+        self.steps.append((features, step_time_s))
+        self.num_unfitted += 1
+
+    def weights(self) -> np.ndarray | None:
+        """Weights of the features in seconds; None while too few steps are known."""
+        if len(self.steps) < _MIN_STEPS:
+            return None
+        if self.fitted is None or self.num_unfitted >= _REFIT_EVERY:
+            self.fitted = self._fit()
+            self.num_unfitted = 0
+        return self.fitted
+
+    def _fit(self) -> np.ndarray:
+        features = np.stack([row for row, _ in self.steps])
+        times_s = np.array([step_time_s for _, step_time_s in self.steps])
+        undisturbed = times_s <= 2 * _MAX_RATIO * np.median(times_s)
+        for _ in range(3):
+            weights, _ = nnls(features[undisturbed], times_s[undisturbed])
+            undisturbed = times_s <= _MAX_RATIO * np.maximum(features @ weights, 1e-6)
+            if not undisturbed.any():
+                break
+        fitted: np.ndarray = weights
+        return fitted

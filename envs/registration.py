@@ -1,0 +1,60 @@
+"""Registers `draftgym/VllmDraft-v0`: import this module, then `gymnasium.make` finds it.
+
+Example:
+    import envs.registration
+    env = gymnasium.make("draftgym/VllmDraft-v0", model={"max_num_seqs": 8})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+
+from policy.config import from_mapping
+
+from .draft_env import DraftEnv, EpisodeConfig
+from .live import DraftersConfig, ModelConfig, make_live_env
+from .workload import WorkloadConfig
+
+DEFAULT_KINDS = {"code": 1.0, "edit": 1.0, "maths": 1.0, "summary": 1.0, "chat": 1.0}
+
+
+def make_vllm_draft_env(
+    *,
+    model: Mapping[str, Any] | None = None,
+    drafters: Mapping[str, Any] | None = None,
+    workload: Mapping[str, Any] | None = None,
+    episode: Mapping[str, Any] | None = None,
+    split: str = "train",
+    seed: int = 0,
+    render_mode: str | None = None,
+) -> DraftEnv:
+    """Build the live environment from plain mappings.
+
+    Args:
+        model: Settings of `ModelConfig`.
+        drafters: Settings of `DraftersConfig`.
+        workload: Settings of `WorkloadConfig`.
+        episode: Settings of `EpisodeConfig`.
+        split: `train` or `eval`.
+        seed: Seed of the global generators.
+        render_mode: None or `ansi`.
+    """
+    requests: dict[str, Any] = {"kinds": DEFAULT_KINDS, "concurrency": _DEFAULT_LOADS}
+    return make_live_env(
+        from_mapping(ModelConfig, model or {}, "model"),
+        from_mapping(DraftersConfig, drafters or {}, "drafters"),
+        from_mapping(WorkloadConfig, {**requests, **(workload or {})}, "workload"),
+        from_mapping(EpisodeConfig, episode or {}, "episode"),
+        split=split,
+        seed=seed,
+        render_mode=render_mode,
+    )
+
+
+_DEFAULT_LOADS: Sequence[int] = (1, 2, 4, 8, 16, 32)
+
+if "draftgym/VllmDraft-v0" not in gymnasium.registry:
+    gymnasium.register("draftgym/VllmDraft-v0", entry_point=make_vllm_draft_env)
