@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
@@ -19,7 +19,7 @@ from policy.contract import Contract
 from policy.errors import ConfigError, EngineError
 
 from .cost_model import OnlineCostModel, StepShape
-from .reward import LoadReference, step_reward
+from .reward import LoadReference, RewardConfig, step_reward
 from .vllm_engine import NO_SPECULATION, EngineStep
 from .workload import Episode, Workload
 
@@ -51,29 +51,22 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class EpisodeConfig:
-    """What an episode is and how its steps are charged.
+    """What an episode is.
 
     Attributes:
         work_tokens_per_req: Output tokens per request in flight that end the episode.
         max_episode_steps: Decisions after which it is truncated.
         calibration_steps: Engine steps without speculation that measure a new load.
-        time_source: `expected` charges the cost model's time for the step's shape, `measured`
-            the measured time less what prompt tokens took; both appear in `info`.
     """
 
     work_tokens_per_req: int = 48
     max_episode_steps: int = 500
     calibration_steps: int = 16
-    time_source: Literal["expected", "measured"] = "expected"
 
     def __post_init__(self) -> None:
         for name in ("work_tokens_per_req", "max_episode_steps", "calibration_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; make it 1 or more.")
-        if self.time_source not in ("expected", "measured"):
-            raise ConfigError(
-                f"time_source is '{self.time_source}'; make it 'expected' or 'measured'."
-            )
 
 
 class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
@@ -82,7 +75,8 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     Args:
         make_engine: Starts an engine; called again after an engine failure.
         workload: Requests and loads.
-        config: Episode and reward.
+        config: What an episode is.
+        reward: How steps are charged.
         render_mode: None or `ansi`.
 
     Raises:
@@ -96,6 +90,7 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         make_engine: Callable[[], Engine],
         workload: Workload,
         config: EpisodeConfig,
+        reward: RewardConfig,
         render_mode: str | None = None,
     ) -> None:
         if render_mode not in (None, "ansi"):
@@ -106,6 +101,7 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self._make_engine = make_engine
         self._workload = workload
         self._config = config
+        self._reward = reward
         self._engine: Engine | None = make_engine()
         self._num_failures = 0
         self._last: EngineStep | None = None
@@ -242,7 +238,7 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         shape = shape_of(step)
         self.cost_model.add(shape, step.step_time_s)
         expected_s = self.cost_model.expected_s(replace(shape, num_prefill_tokens=0))
-        if self._config.time_source == "measured" or expected_s is None:
+        if self._reward.time_source == "measured" or expected_s is None:
             return step.step_time_s - self.cost_model.prefill_s(shape)
         return expected_s
 

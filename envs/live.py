@@ -14,14 +14,13 @@ from policy.errors import ConfigError
 from policy.serving.config import DrafterSettings
 
 from .draft_env import DraftEnv, EpisodeConfig
+from .reward import RewardConfig
 from .target_model import DEFAULT_TARGET_MODEL, prepare_target_model
 from .vllm_engine import EngineConfig, VllmEngine
 from .workload import Workload, WorkloadConfig
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEFAULT_HEAD = REPOSITORY / "checkpoints" / "smollm2-135m-eagle3"
-
-Kinds = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -153,6 +152,7 @@ def make_live_env(
     drafters: DraftersConfig,
     workload: WorkloadConfig,
     episode: EpisodeConfig,
+    reward: RewardConfig,
     *,
     split: str = "train",
     seed: int = 0,
@@ -164,7 +164,8 @@ def make_live_env(
         model: Target model and engine.
         drafters: Drafters to choose from.
         workload: Requests and loads; no load may exceed `model.max_num_seqs`.
-        episode: Episode and reward.
+        episode: What an episode is.
+        reward: How steps are charged.
         split: `train` or `eval`; the prompts of the two are disjoint.
         seed: Seeds NumPy's and torch's global generators after the engine, which sets its own.
         render_mode: None or `ansi`.
@@ -176,7 +177,7 @@ def make_live_env(
         )
     config = engine_config(model, drafters)
     requests = Workload(workload, split, load_tokenizer(model))  # type: ignore[arg-type]
-    env = DraftEnv(lambda: VllmEngine(config), requests, episode, render_mode)
+    env = DraftEnv(lambda: VllmEngine(config), requests, episode, reward, render_mode)
     _seed_globals(seed)
     return env
 

@@ -16,6 +16,7 @@ from policy.config import from_mapping
 
 from .draft_env import DraftEnv, EpisodeConfig
 from .live import DraftersConfig, ModelConfig, make_live_env
+from .reward import RewardConfig
 from .workload import WorkloadConfig
 
 DEFAULT_KINDS = {"code": 1.0, "edit": 1.0, "maths": 1.0, "summary": 1.0, "chat": 1.0}
@@ -27,6 +28,7 @@ def make_vllm_draft_env(
     drafters: Mapping[str, Any] | None = None,
     workload: Mapping[str, Any] | None = None,
     episode: Mapping[str, Any] | None = None,
+    reward: Mapping[str, Any] | None = None,
     split: str = "train",
     seed: int = 0,
     render_mode: str | None = None,
@@ -38,6 +40,7 @@ def make_vllm_draft_env(
         drafters: Settings of `DraftersConfig`.
         workload: Settings of `WorkloadConfig`.
         episode: Settings of `EpisodeConfig`.
+        reward: Settings of `RewardConfig`.
         split: `train` or `eval`.
         seed: Seed of the global generators.
         render_mode: None or `ansi`.
@@ -48,6 +51,7 @@ def make_vllm_draft_env(
         from_mapping(DraftersConfig, drafters or {}, "drafters"),
         from_mapping(WorkloadConfig, {**requests, **(workload or {})}, "workload"),
         from_mapping(EpisodeConfig, episode or {}, "episode"),
+        from_mapping(RewardConfig, reward or {}, "reward"),
         split=split,
         seed=seed,
         render_mode=render_mode,

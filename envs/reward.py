@@ -13,6 +13,27 @@ speculation, +1 is one whole step of no speculation saved.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from policy.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """How a step's time is charged.
+
+    Attributes:
+        time_source: `expected` charges the cost model's time for the step's shape, `measured`
+            the measured time less what prompt tokens took; both appear in `info`.
+    """
+
+    time_source: Literal["expected", "measured"] = "expected"
+
+    def __post_init__(self) -> None:
+        if self.time_source not in ("expected", "measured"):
+            raise ConfigError(
+                f"time_source is '{self.time_source}'; make it 'expected' or 'measured'."
+            )
 
 
 @dataclass(frozen=True)

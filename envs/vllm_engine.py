@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +102,21 @@ class EngineStep:
     num_finished_reqs: int
 
 
+@dataclass(frozen=True)
+class ServedBlock:
+    """A stretch of serving in which the engine decided for itself.
+
+    Attributes:
+        num_tokens: Output tokens emitted.
+        seconds: Engine time they took.
+        num_steps: Engine steps.
+    """
+
+    num_tokens: int
+    seconds: float
+    num_steps: int
+
+
 @dataclass
 class _Progress:
     """Counts between two decisions."""
@@ -156,8 +171,8 @@ class VllmEngine:
 
     @property
     def hook(self) -> Any:
-        """The production hook; only where a drafting policy is configured."""
-        return self.runner.draftgym
+        """The production hook; None where no drafting policy is configured."""
+        return getattr(self.runner, "draftgym", None)
 
     @property
     def contract(self) -> Contract:
@@ -170,8 +185,7 @@ class VllmEngine:
         self.abort_all()
         self._episode = episode
         self._episode_time_s = 0.0
-        progress = _Progress()
-        return self._advance_to_decision(progress)
+        return self._advance_to_decision(_Progress())
 
     def step(self, actions: np.ndarray) -> EngineStep:
         """Draft as decided, verify, and go on to the next decision.
@@ -183,6 +197,38 @@ class VllmEngine:
         self._draft(actions, progress)
         self._step_engine(progress)
         return self._advance_to_decision(progress)
+
+    def read_prompts(self, prompts: Sequence[tuple[int, ...]]) -> None:
+        """Bring prompts into the prefix cache, so that later blocks do not pay for them."""
+        self.abort_all()
+        for index, prompt in enumerate(prompts):
+            self.add(WorkloadRequest(f"warm-up-{index}", prompt, 1, 0.0, "warm-up"))
+        while self._unfinished:
+            self._step_engine(_Progress())
+
+    def serve(self, episode: Episode, num_tokens: int) -> ServedBlock:
+        """Let the engine decide for itself, as in production, and measure it.
+
+        The first requests' prompts are computed before the clock starts: in a closed loop at a
+        steady load, prompts arrive as requests end.
+
+        Args:
+            episode: Load and requests.
+            num_tokens: Output tokens after which the block ends.
+        """
+        self.abort_all()
+        warm_up, block = _Progress(), _Progress()
+        for request in episode.take_due(0, 0.0):
+            self.add(request)
+        waiting = set(self._unfinished)
+        while waiting:
+            waiting -= self._step_engine(warm_up)
+        while block.num_tokens < num_tokens:
+            for request in episode.take_due(len(self._unfinished), block.step_time_s):
+                self.add(request)
+            self._step_engine(block)
+        self.abort_all()
+        return ServedBlock(block.num_tokens, block.step_time_s, block.num_engine_steps)
 
     def abort_all(self) -> None:
         """End every request in flight."""
@@ -243,19 +289,22 @@ class VllmEngine:
         self._core.scheduler.update_draft_token_ids(self.hook.draft(actions))
         self._count_time(time.perf_counter() - began_s, progress)
 
-    def _step_engine(self, progress: _Progress) -> None:
+    def _step_engine(self, progress: _Progress) -> set[str]:
+        """Run one engine step and return the requests that got tokens."""
         began_s = time.perf_counter()
         outputs = self.llm_engine.step()
         self._count_time(time.perf_counter() - began_s, progress)
         progress.num_engine_steps += 1
-        record = self.hook.last_record
-        progress.num_prefill_tokens += record.num_prefill_tokens
-        progress.num_verified_tokens += record.num_scheduled_tokens - record.num_prefill_tokens
+        if self.hook is not None:
+            record = self.hook.last_record
+            progress.num_prefill_tokens += record.num_prefill_tokens
+            progress.num_verified_tokens += record.num_scheduled_tokens - record.num_prefill_tokens
         for output in outputs:
             progress.num_tokens += len(output.outputs[0].token_ids)
             if output.finished:
                 self._unfinished.pop(output.request_id, None)
                 progress.num_finished_reqs += 1
+        return {output.request_id for output in outputs}
 
     def _count_time(self, seconds: float, progress: _Progress) -> None:
         progress.step_time_s += seconds

@@ -142,7 +142,11 @@ class Workload:
             self.num_prompts[kind] = len(short)
             self.num_dropped_prompts[kind] = len(tokenised) - len(short)
 
-    def episode(self, seed: int) -> Episode:
+    def prompts(self) -> list[tuple[int, ...]]:
+        """Token ids of every prompt in use, for warming a prefix cache."""
+        return [ids for kind in self._token_ids.values() for ids in kind]
+
+    def episode(self, seed: int, concurrency: int | None = None) -> Episode:
         """Return the episode of a seed: the same in every process, whatever was drawn before.
 
         Kinds, prompts and lengths are drawn from streams of their own, so a workload that differs
@@ -155,8 +159,13 @@ class Workload:
         server's batch does. So the first wave's `max_tokens` is uniform between
         `first_wave_min_fraction` and 1 times `output_tokens`, as if each of them had been caught
         somewhere on its way.
+
+        Args:
+            seed: Fixes the episode.
+            concurrency: Requests in flight; drawn from the configured ones if None.
         """
-        concurrency = self._draws(seed, "concurrency").choice(self.config.concurrency)
+        if concurrency is None:
+            concurrency = self._draws(seed, "concurrency").choice(self.config.concurrency)
         return Episode(concurrency, self._requests(seed, concurrency), ClosedLoop(concurrency))
 
     def _requests(self, seed: int, first_wave: int) -> Iterator[WorkloadRequest]:

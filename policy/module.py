@@ -1,9 +1,8 @@
 """The exported network: bounds in, normalisation, a small MLP, and the chosen action out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import nn
@@ -22,6 +21,7 @@ class PolicyModule(nn.Module):
         action_nvec: Sizes of the two action components.
     """
 
+    # Types rather than their names: TorchScript reads them.
     low: torch.Tensor
     high: torch.Tensor
 
@@ -33,8 +33,8 @@ class PolicyModule(nn.Module):
         action_nvec: tuple[int, int],
     ) -> None:
         super().__init__()
-        self.register_buffer("low", low)
-        self.register_buffer("high", high)
+        self.register_buffer("low", low.clone())
+        self.register_buffer("high", high.clone())
         self.num_drafters = int(action_nvec[0])
         widths = [len(low), *layers]
         hidden: list[nn.Module] = []
@@ -53,7 +53,7 @@ class PolicyModule(nn.Module):
         return torch.stack((drafter, length), dim=1)
 
     @classmethod
-    def from_weights(cls, weights: Mapping[str, torch.Tensor], contract: Contract) -> PolicyModule:
+    def from_weights(cls, weights: Mapping[str, torch.Tensor], contract: Contract) -> Self:
         """Rebuild the module from plain weights, without TorchScript.
 
         Args:

@@ -67,6 +67,9 @@ class SpeculationHook:
         self.pending: Decision | None = None
         self.last_record: StepRecord | None = None
         self.num_decisions: Counter[tuple[str, int]] = Counter()
+        self.num_drafts: Counter[str] = Counter()
+        self.num_draft_tokens: Counter[str] = Counter()
+        self.num_accepted_tokens: Counter[str] = Counter()
         self._runner = runner
         self._builder = ObservationBuilder(contract)
         self._max_model_len: int = runner.max_model_len
@@ -110,6 +113,7 @@ class SpeculationHook:
             return None
         record = self.last_record = self._record_step(*self._captured)
         self._captured = None
+        self._count(record)
         if not record.num_rows:
             self._read_overdue()
             return None
@@ -149,6 +153,14 @@ class SpeculationHook:
             self.num_decisions[self.contract.drafters[drafter_index], length] += 1
         self._read_overdue()
         return DraftTokenIds(list(record.req_ids), drafts)
+
+    def _count(self, record: StepRecord) -> None:
+        for index, drafter in enumerate(self.contract.drafters):
+            used = record.drafter == index
+            if index and used.any():
+                self.num_drafts[drafter] += int(used.sum())
+                self.num_draft_tokens[drafter] += int(record.num_draft_tokens[used].sum())
+                self.num_accepted_tokens[drafter] += int(record.num_accepted_tokens[used].sum())
 
     def _read_overdue(self) -> None:
         """Let the model drafter bound its backlog, now that it has drafted where it was chosen."""

@@ -17,7 +17,7 @@ from numba import njit
 from ..step import TokenOffer
 
 
-@njit(cache=True)
+@njit
 def _longest_match(
     tokens: np.ndarray, min_match: int, max_match: int
 ) -> tuple[int, int, int]:  # pragma: no cover - compiled
@@ -58,7 +58,7 @@ def _longest_match(
     return num_tokens - 1 - position + longest, longest, count
 
 
-@njit(cache=True)
+@njit
 def _draft_rows(
     token_ids: np.ndarray,
     rows: np.ndarray,

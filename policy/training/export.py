@@ -1,0 +1,51 @@
+"""Export of a trained actor to `policy.pt`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3 import PPO
+
+from ..artifact import save_policy
+from ..contract import Contract
+from .ppo import to_module
+
+
+def export_policy(
+    model: PPO,
+    contract: Contract,
+    path: Path,
+    *,
+    observations: np.ndarray,
+    provenance: dict[str, Any],
+) -> str:
+    """Write `policy.pt` and `policy.json`.
+
+    Args:
+        model: Trained PPO.
+        contract: The contract it was trained on.
+        path: Where `policy.pt` goes.
+        observations: Recorded observations on which both must decide alike, `[n, fields]`.
+        provenance: How the policy came to be, JSON-ready.
+
+    Returns:
+        The file's sha256 in hex.
+
+    Raises:
+        ArtifactError: If the exported module decides otherwise than the trained actor.
+    """
+
+    def actor(rows: np.ndarray) -> np.ndarray:
+        actions: np.ndarray = model.predict(rows, deterministic=True)[0]
+        return actions
+
+    return save_policy(
+        to_module(model, contract),
+        contract,
+        path,
+        reference=actor,
+        observations=observations,
+        provenance=provenance,
+    )

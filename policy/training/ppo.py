@@ -1,0 +1,99 @@
+"""PPO on a `DraftEnv`: stable-baselines3's, with the contract's own normalisation inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv
+from torch import nn
+
+from envs.draft_env import DraftEnv
+
+from ..contract import Contract
+from ..module import PolicyModule
+from .config import PpoConfig
+
+
+class ContractNormaliser(BaseFeaturesExtractor):
+    """Maps observations from their field bounds to [-1, 1]; nothing is learnt or averaged.
+
+    The bounds come from the observation space, so there are no statistics that could be lost
+    between training and serving.
+    """
+
+    def __init__(self, observation_space: gymnasium.spaces.Box) -> None:
+        super().__init__(observation_space, features_dim=observation_space.shape[0])
+        self.register_buffer("low", torch.from_numpy(observation_space.low))
+        self.register_buffer("high", torch.from_numpy(observation_space.high))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Clip and scale, float32 `[rows, fields]`."""
+        clipped = torch.minimum(torch.maximum(observation, self.low), self.high)
+        return (clipped - self.low) / (self.high - self.low) * 2.0 - 1.0
+
+
+def make_vec_env(env: DraftEnv) -> DummyVecEnv:
+    """One environment as stable-baselines3 wants it, with episode returns recorded."""
+    return DummyVecEnv([lambda: Monitor(env)])
+
+
+def build_ppo(vec_env: DummyVecEnv, config: PpoConfig, seed: int) -> PPO:
+    """A new, untrained PPO.
+
+    Args:
+        vec_env: Environments with the contract's spaces.
+        config: PPO's settings.
+        seed: Seeds the networks, the action sampling and the environments.
+    """
+    return PPO(
+        "MlpPolicy",
+        vec_env,
+        learning_rate=config.learning_rate,
+        n_steps=config.n_steps,
+        batch_size=config.batch_size,
+        n_epochs=config.n_epochs,
+        gamma=config.gamma,
+        gae_lambda=config.gae_lambda,
+        clip_range=config.clip_range,
+        ent_coef=config.ent_coef,
+        vf_coef=config.vf_coef,
+        max_grad_norm=config.max_grad_norm,
+        policy_kwargs=policy_kwargs(config),
+        seed=seed,
+        device="cpu",
+    )
+
+
+def policy_kwargs(config: PpoConfig) -> dict[str, Any]:
+    """Arguments of the actor-critic: the normaliser and separate tanh networks."""
+    layers = list(config.hidden_layers)
+    return {
+        "features_extractor_class": ContractNormaliser,
+        "net_arch": {"pi": layers, "vf": layers},
+        "activation_fn": nn.Tanh,
+    }
+
+
+def to_module(model: PPO, contract: Contract) -> PolicyModule:
+    """The actor of a trained PPO as the module that is exported.
+
+    Args:
+        model: PPO built by `build_ppo`.
+        contract: The contract it was trained on.
+    """
+    actor = model.policy.mlp_extractor.policy_net
+    linears = [layer for layer in actor if isinstance(layer, nn.Linear)]
+    module = PolicyModule(
+        torch.from_numpy(contract.low),
+        torch.from_numpy(contract.high),
+        [layer.out_features for layer in linears],
+        contract.action_nvec,
+    )
+    module.hidden.load_state_dict(actor.state_dict())
+    module.action.load_state_dict(model.policy.action_net.state_dict())
+    return module.eval()

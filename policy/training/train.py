@@ -1,0 +1,188 @@
+"""One training run: live environment, PPO, export, comparison."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import CallbackList
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from envs.draft_env import DraftEnv
+from envs.live import make_live_env
+
+from .callbacks import CheckpointCallback, ObservationRecorder, StopCallback, ThroughputCallback
+from .checkpoint import Checkpoint, find_checkpoint, restore
+from .comparison import best_settings, compare, compare_settings
+from .config import Resolved, TrainConfig
+from .evaluate import Evaluation, evaluate
+from .export import export_policy
+from .hardware import describe_hardware
+from .measurement import count_actions
+from .ppo import build_ppo, make_vec_env
+from .report import format_table, write_report
+from .tracking import Tracking
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run left behind.
+
+    Attributes:
+        folder: The run's folder.
+        policy: The exported policy; None if the run was interrupted before its first rollout.
+        interrupted: Whether a signal ended the training.
+    """
+
+    folder: Path
+    policy: Path | None
+    interrupted: bool
+
+
+def train(config: TrainConfig, resolved: Resolved) -> TrainResult:
+    """Train, export and compare.
+
+    Args:
+        config: The run.
+        resolved: The same as plain containers, kept beside every checkpoint and in `policy.json`.
+
+    Returns:
+        Where everything lies.
+    """
+    folder = Path(config.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = find_checkpoint(Path(config.resume)) if config.resume else None
+    tracking = Tracking(
+        config.logger, folder, resolved, checkpoint.run_state["run_id"] if checkpoint else None
+    )
+    exit_code = 1
+    try:
+        result = _train_and_export(config, resolved, folder, checkpoint, tracking)
+        if config.compare.enabled and result.policy is not None and not result.interrupted:
+            evaluation = evaluate(config, result.policy, folder / "untrained" / "policy.pt", folder)
+            _report(evaluation, folder, tracking)
+        exit_code = 0
+        return result
+    finally:
+        tracking.finish(exit_code)
+
+
+def _train_and_export(
+    config: TrainConfig,
+    resolved: Resolved,
+    folder: Path,
+    checkpoint: Checkpoint | None,
+    tracking: Tracking,
+) -> TrainResult:
+    env = make_live_env(
+        config.model, config.drafters, config.workload, config.env, config.reward, seed=config.seed
+    )
+    vec_env = make_vec_env(env)
+    try:
+        model = build_ppo(vec_env, config.ppo, config.seed)
+        model.set_logger(tracking.sb3_logger)
+        _export(model, env, folder / "untrained" / "policy.pt", _probes(env), resolved)
+        if checkpoint is not None:
+            restore(checkpoint, model)
+        recorder = ObservationRecorder()
+        interrupted = _learn(config, resolved, folder, model, vec_env, recorder, tracking)
+        policy = folder / "policy.pt"
+        _export(model, env, policy, recorder.observations, resolved)
+        tracking.log_policy(policy)
+        return TrainResult(folder, policy, interrupted)
+    finally:
+        vec_env.close()
+
+
+def _learn(
+    config: TrainConfig,
+    resolved: Resolved,
+    folder: Path,
+    model: PPO,
+    vec_env: DummyVecEnv,
+    recorder: ObservationRecorder,
+    tracking: Tracking,
+) -> bool:
+    """Learn to the end, or to a signal; whatever ends it, a checkpoint remains."""
+    drafters = vec_env.envs[0].unwrapped.contract.drafters  # type: ignore[attr-defined]
+    run_state = {"run_id": tracking.run_id, "config": resolved}
+    saver = CheckpointCallback(folder / "checkpoints", config.checkpoint_every, run_state)
+    stopper = StopCallback(config.ppo.max_minutes)
+    steps_left = config.ppo.total_timesteps - model.num_timesteps
+    callbacks = CallbackList(
+        [ThroughputCallback(drafters, config.ppo.total_timesteps), recorder, saver, stopper]
+    )
+    try:
+        model.learn(max(0, steps_left), callbacks, log_interval=1, reset_num_timesteps=False)
+    finally:
+        stopper.restore_signals()
+        if model.num_timesteps:
+            logger.info("Saved %s.", saver.save())
+    return stopper.interrupted
+
+
+def _export(
+    model: PPO, env: DraftEnv, path: Path, observations: np.ndarray, resolved: Resolved
+) -> None:
+    provenance = {
+        "command": shlex.join(sys.argv),
+        "num_timesteps": model.num_timesteps,
+        "config": resolved,
+        "hardware": describe_hardware(),
+    }
+    export_policy(model, env.contract, path, observations=observations, provenance=provenance)
+
+
+def _probes(env: DraftEnv) -> np.ndarray:
+    """Observations between the bounds, to compare an untrained network on."""
+    generator = np.random.default_rng(0)
+    low, high = env.contract.low, env.contract.high
+    return (low + generator.random((256, len(low))) * (high - low)).astype(np.float32)
+
+
+def _report(evaluation: Evaluation, folder: Path, tracking: Tracking) -> None:
+    measurements = evaluation.measurements
+    cells = compare(measurements)
+    fixed = best_settings(cells, list(evaluation.details))
+    comparisons = [
+        compare_settings(measurements, "policy", "none"),
+        compare_settings(measurements, "policy", "policy_untrained"),
+        compare_settings(
+            measurements, "policy", fixed, against_name="the best fixed setting of each load"
+        ),
+        compare_settings(measurements, "none_hooked", "none"),
+    ]
+    paths = write_report(
+        folder,
+        cells,
+        comparisons,
+        title="Speculative decoding on live vLLM: the trained policy against fixed settings",
+        hardware=describe_hardware(),
+        command=shlex.join(sys.argv),
+        notes=(
+            "Held-out prompts; settings interleaved within each repeat; measured time only.",
+            "Prompts lie in the prefix cache of both engines: the figures are those of decoding.",
+            "`none` is vLLM without speculation configured, `none_hooked` the plugin's engine "
+            "with `none` chosen at every step.",
+        ),
+        details=evaluation.details,
+        action_counts=count_actions(measurements),
+    )
+    print(format_table(cells))
+    print(f"\nReport: {paths.markdown}")
+    tracking.log_report(json.loads(paths.json.read_text())["cells"], paths.figure)
+
+
+def describe(result: TrainResult) -> str:
+    """The run's end in one line."""
+    if result.interrupted:
+        return f"Interrupted and saved; go on with resume={result.folder}."
+    return f"Policy: {result.policy}"
