@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import gymnasium
 import numpy as np
@@ -83,7 +83,7 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         EngineError: If the engine cannot be started, or failed several times in a row.
     """
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 10}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 10}
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         if self.contract.granularity != "batch":
             raise ConfigError("DraftEnv decides per batch; set granularity to 'batch'.")
         self.observation_space = gymnasium.spaces.Box(self.contract.low, self.contract.high)
-        self.action_space = gymnasium.spaces.MultiDiscrete(self.contract.action_nvec)
+        self.action_space = gymnasium.spaces.MultiDiscrete(np.array(self.contract.action_nvec))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -133,9 +133,7 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             except Exception as error:  # whatever the engine raises, a fresh one may go on
                 self._note_failure(error)
 
-    def step(
-        self, action: np.ndarray
-    ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Take one decision.
 
         Args:
@@ -164,7 +162,7 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         truncated = not terminated and self._num_steps >= self._config.max_episode_steps
         return step.observation[0], info["reward"], terminated, truncated, info
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """The last step as a line of text."""
         if self.render_mode != "ansi" or not self._last_info:
             return None
@@ -222,7 +220,7 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         """Measure no speculation at the episode's load."""
         assert self._engine is not None
         self._engine.reset(episode)
-        times_s = []
+        times_s: list[float] = []
         while len(times_s) < self._config.calibration_steps:
             step = self._engine.step(NO_SPECULATION)
             self._learn_cost(step)

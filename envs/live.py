@@ -14,6 +14,7 @@ from policy.errors import ConfigError
 from policy.serving.config import DrafterSettings
 
 from .draft_env import DraftEnv, EpisodeConfig
+from .prompts.prompt import Split
 from .reward import RewardConfig
 from .target_model import DEFAULT_TARGET_MODEL, prepare_target_model
 from .vllm_engine import EngineConfig, VllmEngine
@@ -77,7 +78,7 @@ class DraftersConfig:
         return next((name for name in self.max_lengths if name in MODEL_DRAFTERS), None)
 
     def speculative_config(self) -> dict[str, Any]:
-        """vLLM's section for these drafters."""
+        """VLLM's section for these drafters."""
         longest = max(self.max_lengths.values())
         if self.model_drafter is None:
             return {"method": "ngram", "num_speculative_tokens": longest}
@@ -154,7 +155,7 @@ def make_live_env(
     episode: EpisodeConfig,
     reward: RewardConfig,
     *,
-    split: str = "train",
+    split: Split = "train",
     seed: int = 0,
     render_mode: str | None = None,
 ) -> DraftEnv:
@@ -176,7 +177,7 @@ def make_live_env(
             f"{model.max_num_seqs}; raise model.max_num_seqs or lower workload.concurrency."
         )
     config = engine_config(model, drafters)
-    requests = Workload(workload, split, load_tokenizer(model))  # type: ignore[arg-type]
+    requests = Workload(workload, split, load_tokenizer(model))
     env = DraftEnv(lambda: VllmEngine(config), requests, episode, reward, render_mode)
     _seed_globals(seed)
     return env

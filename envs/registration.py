@@ -16,6 +16,7 @@ from policy.config import from_mapping
 
 from .draft_env import DraftEnv, EpisodeConfig
 from .live import DraftersConfig, ModelConfig, make_live_env
+from .prompts.prompt import Split
 from .reward import RewardConfig
 from .workload import WorkloadConfig
 
@@ -29,7 +30,7 @@ def make_vllm_draft_env(
     workload: Mapping[str, Any] | None = None,
     episode: Mapping[str, Any] | None = None,
     reward: Mapping[str, Any] | None = None,
-    split: str = "train",
+    split: Split = "train",
     seed: int = 0,
     render_mode: str | None = None,
 ) -> DraftEnv:
@@ -61,4 +62,4 @@ def make_vllm_draft_env(
 _DEFAULT_LOADS: Sequence[int] = (1, 2, 4, 8, 16, 32)
 
 if "draftgym/VllmDraft-v0" not in gymnasium.registry:
-    gymnasium.register("draftgym/VllmDraft-v0", entry_point=make_vllm_draft_env)
+    gymnasium.register("draftgym/VllmDraft-v0", entry_point="envs.registration:make_vllm_draft_env")

@@ -8,6 +8,7 @@ are advanced, not decided.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -149,6 +150,7 @@ class VllmEngine:
         from policy.serving.plugin import register
 
         register()
+        _let_vllm_pass_llvmlite()
         self.config = config
         try:
             self.llm_engine = LLMEngine.from_engine_args(EngineArgs(**config.engine_args()))
@@ -166,7 +168,7 @@ class VllmEngine:
 
     @property
     def runner(self) -> Any:
-        """vLLM's model runner."""
+        """VLLM's model runner."""
         return self._core.model_executor.driver_worker.worker.model_runner
 
     @property
@@ -309,3 +311,27 @@ class VllmEngine:
     def _count_time(self, seconds: float, progress: _Progress) -> None:
         progress.step_time_s += seconds
         self._episode_time_s += seconds
+
+
+def _let_vllm_pass_llvmlite() -> None:
+    """Let an engine start in a process that has imported numba, as a second engine's always has.
+
+    vLLM 0.32's CPU platform looks into `vars()` of every object of every module
+    (`vllm.triton_utils.dispatcher._rebind_kernels`); llvmlite's library object answers
+    `__dict__` with a wrapped C symbol, on which that scan fails.
+    """
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is None:
+        return
+    library = type(ffi.lib)
+    look_up = library.__getattr__
+    if getattr(look_up, "_passes_dunders", False):
+        return
+
+    def look_up_symbol(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return look_up(self, name)
+
+    look_up_symbol._passes_dunders = True  # type: ignore[attr-defined]
+    library.__getattr__ = look_up_symbol

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from step_history import DRAFTERS, LENGTHS, held_bytes, random_history, random_step
 
 from policy.contract import Contract
 from policy.observation import DECAY, ObservationBuilder
+
+from .step_history import DRAFTERS, LENGTHS, held_bytes, random_history, random_step
 
 GRANULARITIES = ("batch", "request")
 both_granularities = pytest.mark.parametrize("granularity", GRANULARITIES)

@@ -45,6 +45,9 @@ class _Drafted:
     survival: np.ndarray
 
 
+_UNKNOWN_DRAFT = _Drafted(0, np.zeros(0, np.float32))
+
+
 class SpeculationHook:
     """Drives the speculation of one vLLM model runner.
 
@@ -115,6 +118,7 @@ class SpeculationHook:
         self._captured = None
         self._count(record)
         if not record.num_rows:
+            self._builder.forget(record.finished_req_ids)
             self._read_overdue()
             return None
         observation = self._builder.update(record)
@@ -135,11 +139,16 @@ class SpeculationHook:
         """
         assert self.pending is not None
         record, self.pending = self.pending.record, None
-        canonical = np.array([self.contract.canonical_action(action) for action in actions])
+        canonical = self.contract.canonical_actions(np.asarray(actions))
+        for (index, length), count in zip(
+            *np.unique(canonical, axis=0, return_counts=True), strict=True
+        ):
+            self.num_decisions[self.contract.drafters[index], int(length)] += int(count)
         canonical = np.broadcast_to(canonical, (record.num_rows, 2))
         lengths = np.minimum(canonical[:, 1], self._room(record))
         drafts: list[list[int]] = [[] for _ in range(record.num_rows)]
-        self._drafted.clear()
+        for req_id in record.req_ids:
+            self._drafted.pop(req_id, None)
         for index, drafter in enumerate(self.contract.drafters):
             rows = np.flatnonzero((canonical[:, 0] == index) & (lengths > 0))
             if drafter == NONE or not len(rows):
@@ -148,9 +157,6 @@ class SpeculationHook:
             for row, tokens, survival in draft(rows, lengths[rows]):
                 drafts[row] = tokens
                 self._drafted[record.req_ids[row]] = _Drafted(index, survival)
-        for action in actions:
-            drafter_index, length = self.contract.canonical_action(action)
-            self.num_decisions[self.contract.drafters[drafter_index], length] += 1
         self._read_overdue()
         return DraftTokenIds(list(record.req_ids), drafts)
 
@@ -244,6 +250,7 @@ class SpeculationHook:
                     sampling_metadata,
                 )
             )
+        is_prompt = num_scheduled > 1 + num_drafts
         num_waiting, kv_cache_usage = getattr(scheduler_output, LOAD_ATTRIBUTE, (0, 0.0))
         is_drafted = num_drafts[rows] > 0
         num_passes, num_pass_tokens = (0, 0) if self._model is None else self._model.take_cost()
@@ -251,7 +258,7 @@ class SpeculationHook:
             num_running_reqs=num_reqs,
             num_waiting_reqs=num_waiting,
             kv_cache_usage=kv_cache_usage,
-            num_prefill_tokens=int((num_scheduled - 1 - num_drafts).sum()),
+            num_prefill_tokens=int(num_scheduled[is_prompt].sum()),
             num_scheduled_tokens=int(num_scheduled.sum()),
             req_ids=row_ids,
             num_context_tokens=num_tokens[rows],
@@ -259,7 +266,7 @@ class SpeculationHook:
             temperature=np.maximum(batch.temperature_cpu[:num_reqs][rows], 0),
             drafter=np.array(
                 [
-                    self._drafted[req_id].drafter if drafted else 0
+                    self._drafted.get(req_id, _UNKNOWN_DRAFT).drafter if drafted else 0
                     for req_id, drafted in zip(row_ids, is_drafted, strict=True)
                 ],
                 np.int32,
@@ -286,11 +293,13 @@ class SpeculationHook:
         survival = np.full((len(row_ids), max(self.contract.max_lengths)), np.nan, np.float32)
         for row, req_id in enumerate(row_ids):
             if num_drafts[row]:
-                known = self._drafted[req_id].survival[: num_drafts[row]]
+                known = self._drafted.get(req_id, _UNKNOWN_DRAFT).survival[: num_drafts[row]]
                 survival[row, : len(known)] = known
         return survival
 
     def _forget(self, req_ids: frozenset[str]) -> None:
+        for req_id in req_ids:
+            self._drafted.pop(req_id, None)
         if self._ngram is not None:
             self._ngram.forget(req_ids)
         if self._model is not None:

@@ -56,7 +56,7 @@ def _wrap_constructor(cls: type[Any], prepare: Any) -> None:
             logger.exception("draftgym is not in use; vLLM drafts as its own settings say.")
 
     setattr(construct, _WRAPPED, True)
-    cls.__init__ = construct  # type: ignore[method-assign]
+    cls.__init__ = construct
 
 
 def _prepare_scheduler(scheduler: Any, config: DraftingPolicyConfig) -> None:
@@ -100,7 +100,7 @@ def _prepare_runner(runner: Any, config: DraftingPolicyConfig) -> None:
 def _configured_contract(config: DraftingPolicyConfig) -> Contract:
     drafters = (NONE, *config.drafters)
     lengths = (0, *config.drafters.values())
-    return Contract(drafters, lengths, config.granularity)  # type: ignore[arg-type]
+    return Contract(drafters, lengths, config.granularity)
 
 
 def _guarded_controller(
@@ -146,9 +146,7 @@ def check_engine(vllm_config: Any) -> None:
             """'{"method": "ngram", "num_speculative_tokens": 8}' or your model drafter's."""
         )
     if vllm_config.use_v2_model_runner:
-        raise EngineError(
-            "draftgym needs vLLM's V1 model runner; set VLLM_USE_V2_MODEL_RUNNER=0."
-        )
+        raise EngineError("draftgym needs vLLM's V1 model runner; set VLLM_USE_V2_MODEL_RUNNER=0.")
     if vllm_config.scheduler_config.async_scheduling:
         raise EngineError(
             "draftgym needs synchronous scheduling; add --no-async-scheduling "

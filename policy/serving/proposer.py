@@ -81,9 +81,7 @@ class ModelDrafter:
             (awake) or gives the request up (dormant).
     """
 
-    def __init__(
-        self, runner: Any, *, dormant_after: int, max_pending_tokens: int
-    ) -> None:
+    def __init__(self, runner: Any, *, dormant_after: int, max_pending_tokens: int) -> None:
         self._runner = runner
         self._proposer = runner.drafter
         self._max_num_speculative_tokens = runner.num_spec_tokens
@@ -127,7 +125,9 @@ class ModelDrafter:
     def _final_hidden_states(self, step: TargetStep) -> tuple[torch.Tensor, ...]:
         """Hidden states of the positions that stay, copied out of vLLM's buffers, per request."""
         counts = step.ends - step.starts
-        index = np.arange(counts.sum()) + np.repeat(step.offsets - np.cumsum(counts) + counts, counts)
+        index = np.arange(counts.sum()) + np.repeat(
+            step.offsets - np.cumsum(counts) + counts, counts
+        )
         device_index = _to(self._proposer.device, index)
         states = torch.cat([states[device_index] for states in step.hidden_states], dim=-1)
         return states.split(counts.tolist())

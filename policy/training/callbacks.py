@@ -7,9 +7,10 @@ import time
 from collections import Counter
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
@@ -55,7 +56,9 @@ class ThroughputCallback(BaseCallback):
     def _on_rollout_end(self) -> None:
         if not self._speedups:
             return
-        loads, speedups, seconds = (np.array(column) for column in zip(*self._speedups, strict=True))
+        loads, speedups, seconds = (
+            np.array(column) for column in zip(*self._speedups, strict=True)
+        )
         speedup = float(np.average(speedups, weights=seconds))
         tok_per_s = self._tokens / self._seconds
         self.logger.record("throughput/tok_per_s", tok_per_s)
@@ -143,7 +146,7 @@ class CheckpointCallback(BaseCallback):
     def save(self) -> Path:
         """Save now and return the checkpoint's folder."""
         self._saved_at = self.num_timesteps
-        return save_checkpoint(self._folder, self.model, self._run_state)
+        return save_checkpoint(self._folder, cast(PPO, self.model), self._run_state)
 
 
 class StopCallback(BaseCallback):

@@ -1,4 +1,4 @@
-"""Checkpoints: the learner, the generators and what was learnt of the machine, written atomically."""
+"""Checkpoints: the learner, the generators and the machine's measured speed, written atomically."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.live import ModelConfig, load_tokenizer
+from envs.prompts.prompt import Split
 from envs.vllm_engine import EngineConfig, ServedBlock, VllmEngine
 from envs.workload import Workload, WorkloadConfig
 
@@ -58,7 +59,7 @@ class Block:
         num_tokens: Output tokens that end the block.
     """
 
-    split: str
+    split: Split
     seed: int
     concurrency: int
     num_tokens: int
@@ -73,6 +74,9 @@ class BlockResult:
     num_draft_tokens: int
     num_accepted_tokens: int
     actions: dict[str, int]
+
+
+SPLITS: tuple[Split, ...] = ("train", "eval")
 
 
 class EngineProcess:
@@ -101,7 +105,7 @@ class EngineProcess:
         theirs.close()
         self._receive()
 
-    def read_prompts(self, split: str) -> None:
+    def read_prompts(self, split: Split) -> None:
         """Bring the prompts of a split into the engine's prefix cache."""
         self._call(split)
 
@@ -148,7 +152,8 @@ def _run(
         pipe.send((False, None))
         while (message := pipe.recv()) is not None:
             if isinstance(message, str):
-                pipe.send((False, server.read_prompts(message)))
+                server.read_prompts(message)
+                pipe.send((False, None))
             else:
                 pipe.send((False, server.serve(*message)))
     except EOFError:
@@ -164,12 +169,9 @@ class _Server:
     def __init__(self, engine: VllmEngine, model: ModelConfig, workload: WorkloadConfig) -> None:
         self._engine = engine
         tokenizer = load_tokenizer(model)
-        self._workloads = {
-            split: Workload(workload, split, tokenizer)  # type: ignore[arg-type]
-            for split in ("train", "eval")
-        }
+        self._workloads = {split: Workload(workload, split, tokenizer) for split in SPLITS}
 
-    def read_prompts(self, split: str) -> None:
+    def read_prompts(self, split: Split) -> None:
         self._engine.read_prompts(self._workloads[split].prompts())
 
     def serve(self, setting: Setting, block: Block) -> BlockResult:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from envs.live import engine_config
+from envs.prompts.prompt import Split
 
 from ..contract import MODEL_DRAFTERS, NONE
 from .config import CompareConfig, TrainConfig
@@ -35,9 +36,7 @@ class Evaluation:
     details: dict[str, str]
 
 
-def evaluate(
-    config: TrainConfig, policy: Path, untrained: Path, folder: Path
-) -> Evaluation:
+def evaluate(config: TrainConfig, policy: Path, untrained: Path, folder: Path) -> Evaluation:
     """Measure no speculation, the best fixed settings, the untrained and the trained policy.
 
     The best fixed length of each drafter is chosen per concurrency on training prompts; all else
@@ -113,7 +112,7 @@ def _choose_fixed(config: TrainConfig, engine: EngineProcess) -> dict[str, dict[
     return chosen
 
 
-def _block(compare: CompareConfig, split: str, seed: int, concurrency: int) -> Block:
+def _block(compare: CompareConfig, split: Split, seed: int, concurrency: int) -> Block:
     num_tokens = max(compare.min_tokens, compare.tokens_per_req * concurrency)
     return Block(split, seed, concurrency, num_tokens)
 

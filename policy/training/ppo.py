@@ -26,6 +26,9 @@ class ContractNormaliser(BaseFeaturesExtractor):
     between training and serving.
     """
 
+    low: torch.Tensor
+    high: torch.Tensor
+
     def __init__(self, observation_space: gymnasium.spaces.Box) -> None:
         super().__init__(observation_space, features_dim=observation_space.shape[0])
         self.register_buffer("low", torch.from_numpy(observation_space.low))

@@ -71,7 +71,7 @@ class Tracking:
 
     @property
     def run_id(self) -> str | None:
-        """wandb's run id, to resume the same run."""
+        """Run id of wandb, to resume the same run."""
         return None if self._run is None else str(self._run.id)
 
     def log_report(self, cells: list[dict[str, Any]], figure: Path) -> None:
@@ -127,7 +127,7 @@ def _start_wandb(
         entity=config.entity,
         group=config.group,
         tags=list(config.tags),
-        mode=mode,  # type: ignore[arg-type]
+        mode=mode,
         dir=str(folder),
         config=dict(resolved),
         id=run_id,

@@ -1,0 +1,109 @@
+"""Helpers of the live tests: small engines, prompts, and generation to the end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from envs.live import DraftersConfig, ModelConfig, engine_config, load_tokenizer
+from envs.vllm_engine import VllmEngine
+from envs.workload import Workload, WorkloadConfig, WorkloadRequest
+from policy.contract import Contract
+from policy.step import StepRecord
+
+MODEL = ModelConfig(
+    dtype="float32", max_num_seqs=8, max_model_len=640, kv_cache_memory_bytes=1 << 30
+)
+DRAFTERS = DraftersConfig(max_lengths={"ngram": 8, "eagle3": 4})
+KINDS = {"code": 1.0, "edit": 1.0, "maths": 1.0, "chat": 1.0}
+
+
+def make_engine(drafting_policy: dict[str, Any] | None = None, **model: Any) -> VllmEngine:
+    """A hooked live engine; by default the caller decides."""
+    settings = ModelConfig(**{**vars(MODEL), **model})
+    return VllmEngine(engine_config(settings, DRAFTERS, drafting_policy))
+
+
+def make_unhooked_engine(num_speculative_tokens: int) -> VllmEngine:
+    """vLLM with its own EAGLE-3 drafting and no drafting policy."""
+    config = engine_config(MODEL, DRAFTERS)
+    speculative = {
+        **(config.speculative_config or {}),
+        "num_speculative_tokens": num_speculative_tokens,
+    }
+    return VllmEngine(replace(config, speculative_config=speculative, drafting_policy=None))
+
+
+def make_workload(**settings: Any) -> Workload:
+    """Prompts for tests: a few of each kind."""
+    config = WorkloadConfig(
+        **{
+            "kinds": KINDS,
+            "concurrency": (4,),
+            "output_tokens": 128,
+            "max_prompts_per_kind": 8,
+            "max_prompt_tokens": 320,
+            **settings,
+        }
+    )
+    return Workload(config, "train", load_tokenizer(MODEL))
+
+
+def make_requests(count: int, max_tokens: int) -> list[WorkloadRequest]:
+    """Different prompts of every kind, greedy, all of one length."""
+    stream = itertools.islice(make_workload().episode(0).requests, count)
+    return [
+        replace(request, request_id=f"request-{index}", max_tokens=max_tokens)
+        for index, request in enumerate(stream)
+    ]
+
+
+def generate(
+    engine: VllmEngine, requests: Sequence[WorkloadRequest], concurrency: int = 8
+) -> dict[str, list[int]]:
+    """Serve requests to the end, `concurrency` at a time; output tokens by request id."""
+    waiting = list(requests)
+    outputs: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    running: set[str] = set()
+    while waiting or running:
+        while waiting and len(running) < concurrency:
+            request = waiting.pop(0)
+            engine.add(request)
+            running.add(request.request_id)
+        for output in engine.llm_engine.step():
+            outputs[output.request_id] += list(output.outputs[0].token_ids)
+            if output.finished:
+                running.discard(output.request_id)
+    engine.abort_all()
+    return outputs
+
+
+class RandomController:
+    """Another random drafter and length for every request at every step."""
+
+    def __init__(self, contract: Contract, seed: int = 0) -> None:
+        self._contract = contract
+        self._generator = np.random.default_rng(seed)
+
+    def decide(self, record: StepRecord, observation: np.ndarray) -> np.ndarray:
+        return self._generator.integers(0, self._contract.action_nvec, (record.num_rows, 2))
+
+
+class ScriptedController:
+    """One action per decision from a list, then none; keeps what it saw."""
+
+    def __init__(self, actions: Sequence[tuple[int, int]]) -> None:
+        self._actions = list(actions)
+        self.observations: list[np.ndarray] = []
+        self.records: list[StepRecord] = []
+
+    def decide(self, record: StepRecord, observation: np.ndarray) -> np.ndarray:
+        index = len(self.observations)
+        self.observations.append(observation.copy())
+        self.records.append(record)
+        action = self._actions[index] if index < len(self._actions) else (0, 0)
+        return np.array([action])

@@ -1,0 +1,203 @@
+"""The hook on live vLLM: lossless, obedient, never stale, and nothing is left behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from envs.workload import WorkloadRequest
+from policy.baselines.fixed import FixedController
+from policy.contract import MODEL_DRAFTERS
+
+from . import live
+
+NONE, NGRAM, EAGLE3 = 0, 1, 2
+
+
+def test_random_drafters_and_lengths_per_request_leave_greedy_output_identical(
+    engine, plain_outputs, requests_of_128_tokens
+):
+    engine.hook.controller = live.RandomController(engine.contract)
+    before = engine.hook.num_accepted_tokens.copy()
+    outputs = live.generate(engine, requests_of_128_tokens)
+    accepted = engine.hook.num_accepted_tokens - before
+    assert len(outputs) == 32
+    assert outputs == plain_outputs
+    assert accepted["ngram"] > 50
+    assert accepted["eagle3"] > 200
+
+
+def test_every_row_gets_the_drafter_and_length_it_was_given(engine):
+    requests = live.make_requests(6, max_tokens=40)
+    actions = np.array([[NONE, 0], [EAGLE3, 1], [EAGLE3, 4], [NGRAM, 8], [NGRAM, 2], [EAGLE3, 2]])
+    drafted = []
+
+    class PerRequest:
+        def decide(self, record, observation):
+            if drafted:
+                previous = drafted[-1]
+                for row, req_id in enumerate(record.req_ids):
+                    if req_id in previous:
+                        drafter, length = previous[req_id]
+                        assert record.num_draft_tokens[row] <= length
+                        assert record.num_accepted_tokens[row] <= record.num_draft_tokens[row]
+                        if record.num_draft_tokens[row]:
+                            assert record.drafter[row] == drafter
+                        exact = drafter == EAGLE3 and record.num_context_tokens[row] < 100
+                        if exact and record.num_emitted_tokens[row]:
+                            assert record.num_draft_tokens[row] in (length, 0)
+            chosen = [actions[int(req_id.split("-")[1])] for req_id in record.req_ids]
+            drafted.append(dict(zip(record.req_ids, map(tuple, chosen), strict=True)))
+            return np.array(chosen)
+
+    engine.hook.controller = PerRequest()
+    live.generate(engine, requests)
+    assert len(drafted) > 10
+
+
+@pytest.mark.parametrize("stretch", [1, 10, 50])
+def test_the_model_drafter_drafts_the_same_after_a_stretch_without_it(engine, stretch):
+    """S2: whatever was used before, it drafts as if it had read every step at once."""
+    requests = live.make_requests(1, max_tokens=110)
+    model, drafts, resumed = engine.hook._model, {}, {}
+
+    class ReadingEveryStep:
+        def decide(self, record, observation):
+            tokens, _ = model.draft(engine.hook._engine_rows, 3)
+            drafts[int(record.num_context_tokens[0])] = tokens[0].tolist()
+            return np.array([[NONE, 0]])
+
+    class Alternating:
+        steps = 0
+
+        def decide(self, record, observation):
+            self.steps += 1
+            if self.steps % (stretch + 1):
+                return np.array([[NONE, 0]])
+            assert record.model_states["eagle3"].num_pending_tokens[0] >= min(stretch, 2)
+            tokens, _ = model.draft(engine.hook._engine_rows, 3)
+            resumed[int(record.num_context_tokens[0])] = tokens[0].tolist()
+            return np.array([[NONE, 0]])
+
+    for controller in (ReadingEveryStep(), Alternating()):
+        engine.hook.controller = controller
+        live.generate(engine, requests)
+    assert len(resumed) >= 1
+    assert resumed == {context: drafts[context] for context in resumed}
+
+
+def test_it_accepts_exactly_what_vllms_own_eagle_accepts(engine, plain_outputs):
+    requests = live.make_requests(8, max_tokens=64)
+    engine.hook.controller = FixedController(engine.contract, "eagle3", 3)
+    before = engine.hook.num_accepted_tokens["eagle3"], engine.hook.num_draft_tokens["eagle3"]
+    live.generate(engine, requests)
+    accepted = engine.hook.num_accepted_tokens["eagle3"] - before[0]
+    drafted = engine.hook.num_draft_tokens["eagle3"] - before[1]
+
+    own = live.make_unhooked_engine(num_speculative_tokens=3)
+    counts = {"drafted": 0, "accepted": 0}
+    make_stats = own._core.scheduler.make_spec_decoding_stats
+
+    def count(stats, num_draft_tokens, num_accepted_tokens, **rest):
+        counts["drafted"] += num_draft_tokens
+        counts["accepted"] += num_accepted_tokens
+        return make_stats(
+            stats,
+            num_draft_tokens=num_draft_tokens,
+            num_accepted_tokens=num_accepted_tokens,
+            **rest,
+        )
+
+    own._core.scheduler.make_spec_decoding_stats = count
+    try:
+        outputs = live.generate(own, requests)
+    finally:
+        own.close()
+    assert outputs == {name: plain_outputs[name][:64] for name in outputs}
+    # vLLM's own also drafts beyond a request's last token, so rates are compared, not counts.
+    assert accepted / drafted == pytest.approx(counts["accepted"] / counts["drafted"], rel=0.05)
+
+
+@pytest.mark.parametrize(("drafter", "length"), [("none", 0), ("ngram", 8), ("eagle3", 4)])
+def test_drafts_stop_at_the_end_of_the_context(engine, drafter, length):
+    """S5: generation runs up to the very last token of the model's context."""
+    (request,) = live.make_requests(1, max_tokens=1)
+    room = 24
+    filler = (request.prompt_token_ids * 20)[: live.MODEL.max_model_len - room]
+    engine.hook.controller = FixedController(engine.contract, drafter, length)
+    outputs = live.generate(engine, [WorkloadRequest("long", filler, 10_000, 0.0, "test")])
+    assert 0 < len(outputs["long"]) <= room
+
+
+def test_no_request_is_drafted_beyond_the_tokens_it_may_still_emit(engine):
+    engine.hook.controller = FixedController(engine.contract, "eagle3", 4)
+    before = engine.hook.num_draft_tokens["eagle3"]
+    live.generate(engine, live.make_requests(4, max_tokens=2))
+    # The prompt's own step emits the first of two tokens: nothing is left to draft for.
+    assert engine.hook.num_draft_tokens["eagle3"] == before
+
+
+def test_sampling_at_a_temperature_runs_with_every_drafter(engine):
+    engine.hook.controller = live.RandomController(engine.contract, seed=1)
+    requests = [
+        WorkloadRequest(f"hot-{request.request_id}", request.prompt_token_ids, 24, 0.8, "test")
+        for request in live.make_requests(6, max_tokens=24)
+    ]
+    outputs = live.generate(engine, requests)
+    assert all(outputs.values())
+
+
+def test_ended_and_aborted_requests_leave_nothing_behind(engine):
+    """S14: no state of a request outlives it, in any drafter."""
+    engine.hook.controller = FixedController(engine.contract, "eagle3", 2)
+    prompts = live.make_requests(8, max_tokens=64)
+    for round_number in range(5):
+        for request in prompts:
+            name = f"{round_number}-{request.request_id}"
+            engine.add(WorkloadRequest(name, request.prompt_token_ids, 64, 0.0, "test"))
+        for _ in range(3):
+            engine.llm_engine.step()
+        engine.abort_all()
+    live.generate(engine, prompts[:1])
+    live.generate(engine, prompts[1:2])
+    hook = engine.hook
+    assert len(hook._known_req_ids) <= 1
+    assert len(hook._ngram._pledges) <= 1
+    assert len(hook._model._backlogs) <= 1
+
+
+def test_preempted_requests_come_back_and_end_as_without_speculation(plain_outputs):
+    """S13: a KV cache too small for the batch preempts requests in mid-generation."""
+    requests = live.make_requests(8, max_tokens=96)
+    kv_bytes_per_token = 30 * 2 * 3 * 64 * 4 + 2 * 3 * 64 * 4
+    engine = live.make_engine(kv_cache_memory_bytes=kv_bytes_per_token * 1000)
+    try:
+        engine.hook.controller = live.RandomController(engine.contract, seed=2)
+        preempted = []
+        schedule = engine._core.scheduler._preempt_request
+        engine._core.scheduler._preempt_request = lambda *args: (
+            preempted.append(args[0].request_id),
+            schedule(*args),
+        )[1]
+        outputs = live.generate(engine, requests)
+    finally:
+        engine.close()
+    assert preempted
+    assert outputs == {name: plain_outputs[name][:96] for name in outputs}
+
+
+def test_the_records_add_up(engine):
+    """Every emitted token is in a record, and its parts agree."""
+    controller = live.ScriptedController([(EAGLE3, 3), (NGRAM, 4), (NONE, 0)] * 40)
+    engine.hook.controller = controller
+    outputs = live.generate(engine, live.make_requests(4, max_tokens=32), concurrency=4)
+    emitted = sum(int(record.num_emitted_tokens.sum()) for record in controller.records)
+    received = sum(len(tokens) for tokens in outputs.values())
+    assert received <= emitted <= received + 4 * 5  # a stop may cut the last step's tokens
+    for record in controller.records:
+        assert (record.num_emitted_tokens == record.num_accepted_tokens + 1).all()
+        assert ((record.drafter > 0) == (record.num_draft_tokens > 0)).all()
+        survival = record.model_states["eagle3"].survival
+        is_model = record.drafter == engine.contract.drafters.index(MODEL_DRAFTERS[0])
+        assert (np.isfinite(survival).sum(axis=1)[is_model] > 0).all()
+        assert np.isnan(survival[~is_model]).all()

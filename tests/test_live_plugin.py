@@ -1,0 +1,248 @@
+"""The plugin in vLLM: inert without a policy, in use with one, and loud when one does not fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from envs.live import engine_config
+from policy.artifact import save_policy
+from policy.contract import Contract
+from policy.errors import EngineError
+from policy.module import PolicyModule
+from policy.serving import plugin
+
+from . import live
+
+CONTRACT = Contract(("none", "ngram", "eagle3"), (0, 8, 4))
+
+
+def export(path: Path, contract: Contract = CONTRACT, action: tuple[int, int] | None = None) -> str:
+    """Save an untrained policy, or one that always takes `action`."""
+    import torch
+
+    torch.manual_seed(0)
+    low, high = torch.from_numpy(contract.low), torch.from_numpy(contract.high)
+    module = PolicyModule(low, high, [16], contract.action_nvec)
+    if action is not None:
+        with torch.no_grad():
+            module.action.weight.zero_()
+            module.action.bias.zero_()
+            module.action.bias[action[0]] = 1
+            module.action.bias[contract.action_nvec[0] + action[1]] = 1
+
+    def reference(rows):
+        with torch.inference_mode():
+            return module(torch.from_numpy(rows)).numpy()
+
+    observations = np.stack([contract.low, contract.high])
+    return save_policy(
+        module, contract, path, reference=reference, observations=observations, provenance={}
+    )
+
+
+def engine_settings(**policy):
+    """Keyword arguments of `vllm.LLM` for an engine with the plugin."""
+    config = engine_config(live.MODEL, live.DRAFTERS, policy)
+    return {**config.engine_args(), "async_scheduling": False}
+
+
+def vllm_config(**changes):
+    """A real vLLM configuration, without an engine."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    arguments = {**engine_config(live.MODEL, live.DRAFTERS).engine_args(), **changes}
+    return EngineArgs(**arguments).create_engine_config()
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "VLLM_LOGGING_LEVEL": "INFO", **environment},
+    )
+
+
+def test_without_a_policy_the_drafting_methods_are_vllms_own():
+    """The runner and the scheduler of an engine without a policy are as vLLM made them."""
+    settings = engine_config(live.MODEL, live.DRAFTERS).engine_args()
+    del settings["additional_config"]
+    result = run(
+        f"""
+        import os
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+        names = ("propose_draft_token_ids", "take_draft_token_ids", "_input_fits_in_drafter")
+        before = [vars(GPUModelRunner)[name] for name in names] + [Scheduler.schedule]
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+        engine = LLMEngine.from_engine_args(EngineArgs(**{settings!r}))
+        core = engine.engine_core.engine_core
+        runner = core.model_executor.driver_worker.worker.model_runner
+        after = [vars(GPUModelRunner)[name] for name in names] + [Scheduler.schedule]
+        assert before == after
+        assert not set(names) & set(vars(runner)), vars(runner).keys()
+        assert "schedule" not in vars(core.scheduler)
+        assert not hasattr(runner, "draftgym")
+        assert getattr(GPUModelRunner.__init__, "_draftgym_wrapped", False)
+        print("UNTOUCHED")
+        """
+    )
+    assert "UNTOUCHED" in result.stdout, result.stderr[-3000:]
+
+
+def test_a_policy_serves_in_llm_with_the_engine_in_its_own_process(tmp_path, plain_outputs):
+    sha256 = export(tmp_path / "policy.pt", action=(2, 3))
+    settings = engine_settings(path=str(tmp_path / "policy.pt"))
+    requests = live.make_requests(4, max_tokens=24)
+    prompts = [{"prompt_token_ids": list(request.prompt_token_ids)} for request in requests]
+    code = f"""
+        import json
+        if __name__ == "__main__":
+            from vllm import LLM, SamplingParams
+            llm = LLM(**{ {**settings, "disable_log_stats": False}!r})
+            outputs = llm.generate({prompts!r}, SamplingParams(max_tokens=24, temperature=0))
+            tokens = [list(output.outputs[0].token_ids) for output in outputs]
+            metrics = {{metric.name: metric.value for metric in llm.get_metrics()
+                        if metric.name.startswith("vllm:spec_decode") and hasattr(metric, "value")}}
+            print("RESULT", json.dumps([tokens, metrics]))
+    """
+    script = tmp_path / "serve.py"
+    script.write_text(textwrap.dedent(code))
+    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+    result = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=240, env=environment
+    )
+    line = next((line for line in result.stdout.splitlines() if line.startswith("RESULT")), None)
+    assert line is not None, result.stderr[-3000:]
+    tokens, metrics = json.loads(line.removeprefix("RESULT "))
+    assert tokens == [plain_outputs[request.request_id][:24] for request in requests]
+    assert metrics["vllm:spec_decode_num_draft_tokens"] > 20
+    assert sha256 in result.stdout + result.stderr
+
+
+def test_the_server_takes_the_policy_from_the_environment(tmp_path):
+    export(tmp_path / "policy.pt", action=(1, 8))
+    settings = engine_settings(path="unused")
+    port = 18000 + os.getpid() % 1000
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", settings["model"], "--served-model-name", "target", "--port", str(port)),
+        *("--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--no-async-scheduling"),
+        *("--max-model-len", "640", "--max-num-seqs", "8"),
+        *("--kv-cache-memory-bytes", str(1 << 30)),
+        *("--speculative-config", json.dumps(settings["speculative_config"])),
+    ]
+    log = (tmp_path / "server.log").open("w")
+    environment = {**os.environ, "DRAFTGYM_POLICY": str(tmp_path / "policy.pt")}
+    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
+    server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+    try:
+        _wait_until_ready(server, port, tmp_path / "server.log")
+        body = {"model": "target", "prompt": "1 2 3 4 1 2 3 4 1 2 3", "max_tokens": 32}
+        text = _post(port, "/v1/completions", {**body, "temperature": 0})
+        assert text["usage"]["completion_tokens"] > 0
+        metrics = _get(port, "/metrics")
+        drafted = next(
+            float(line.split()[-1])
+            for line in metrics.splitlines()
+            if line.startswith("vllm:spec_decode_num_draft_tokens_total")
+        )
+        assert drafted > 0
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+    assert "draftgym is in use: policy" in (tmp_path / "server.log").read_text()
+
+
+def _wait_until_ready(server, port, log):
+    for _ in range(180):
+        assert server.poll() is None, log.read_text()[-3000:]
+        try:
+            _get(port, "/health")
+            return
+        except OSError:
+            time.sleep(1)
+    raise AssertionError(log.read_text()[-3000:])
+
+
+def _get(port, path):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
+        return response.read().decode()
+
+
+def _post(port, path, body):
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.loads(response.read())
+
+
+@pytest.mark.parametrize(
+    ("prepare", "sentence"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:500]), "export the policy again"),
+        (lambda path: path.unlink(), "give the path of an exported policy.pt"),
+        (
+            lambda path: export(path, Contract(("none", "draft_model"), (0, 4))),
+            "drafts with 'draft_model'",
+        ),
+        (lambda path: export(path, Contract(("none", "ngram"), (0, 16))), "set num_speculative"),
+    ],
+    ids=["corrupt", "missing", "other drafters", "longer drafts"],
+)
+def test_a_policy_that_does_not_fit_stops_the_start_with_a_sentence(tmp_path, prepare, sentence):
+    export(tmp_path / "policy.pt")
+    (tmp_path / "policy.json").unlink()
+    prepare(tmp_path / "policy.pt")
+    with pytest.raises(EngineError, match=sentence):
+        live.make_engine({"path": str(tmp_path / "policy.pt")})
+
+
+def test_an_engine_that_does_not_fit_is_refused_with_the_mend(monkeypatch):
+    plugin.check_engine(vllm_config())
+    with pytest.raises(EngineError, match="--no-async-scheduling"):
+        plugin.check_engine(vllm_config(async_scheduling=True))
+    with pytest.raises(EngineError, match="--speculative-config"):
+        plugin.check_engine(vllm_config(speculative_config=None))
+    monkeypatch.setattr(plugin, "version", lambda name: "0.33.1")
+    with pytest.raises(EngineError, match="vLLM 0.32.0, and this is 0.33.1"):
+        plugin.check_engine(vllm_config())
+
+
+def test_registering_twice_wraps_once():
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    plugin.register()
+    constructor = GPUModelRunner.__init__
+    plugin.register()
+    assert GPUModelRunner.__init__ is constructor
+
+
+def test_a_policy_that_fails_in_service_falls_back_and_loses_nothing(engine, plain_outputs):
+    from policy.controllers import SafeController
+
+    class Broken:
+        def decide(self, record, observation):
+            raise FloatingPointError("not a number")
+
+    guarded = engine.hook.controller = SafeController(Broken(), engine.contract, fallback=(2, 2))
+    requests = live.make_requests(2, max_tokens=32)
+    outputs = live.generate(engine, requests)
+    assert outputs == {name: plain_outputs[name][:32] for name in outputs}
+    assert guarded.num_fallbacks["FloatingPointError"] > 5
