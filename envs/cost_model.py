@@ -18,6 +18,9 @@ from scipy.optimize import nnls
 _MIN_STEPS = 16
 """Steps seen at a load before its predictions are used."""
 
+_MIN_SEEN = 8
+"""Steps with some kind of work before a step with that work is predicted."""
+
 _WINDOW = 384
 """Recent steps per load that count: the machine's speed may drift."""
 
@@ -26,6 +29,9 @@ _REFIT_EVERY = 8
 
 _MAX_RATIO = 1.5
 """A step that took this many times its expected time was disturbed and does not count."""
+
+_NUM_FITS = 4
+"""Fits of which each leaves out what the one before found disturbed."""
 
 
 @dataclass(frozen=True)
@@ -81,33 +87,37 @@ class OnlineCostModel:
         self._load_model(shape).add(shape.features(), step_time_s)
 
     def expected_s(self, shape: StepShape) -> float | None:
-        """Expected seconds of a step, or None while its load is hardly known."""
-        weights = self._load_model(shape).weights()
-        return None if weights is None else float(weights @ shape.features())
+        """Expected seconds of a step, or None while its load or its work is hardly known."""
+        fit = self._load_model(shape).current_fit()
+        features = shape.features()
+        if fit is None or (fit.num_seen[features > 0] < _MIN_SEEN).any():
+            return None
+        return float(fit.weights @ features)
 
     def prefill_s(self, shape: StepShape) -> float:
         """The part of the expected time that prompt tokens took; 0 while unknown."""
-        weights = self._load_model(shape).weights()
-        return 0.0 if weights is None else float(weights[-1] * shape.features()[-1])
+        fit = self._load_model(shape).current_fit()
+        return 0.0 if fit is None else float(fit.weights[-1] * shape.features()[-1])
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on exactly; JSON-ready."""
-        return {
-            str(load): [[*features.tolist(), step_time_s] for features, step_time_s in model.steps]
-            for load, model in self._loads.items()
-        }
+        return {str(load): model.state_dict() for load, model in self._loads.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
-        self._loads = {}
-        for load, rows in state.items():
-            model = self._loads[int(load)] = _LoadModel()
-            for row in rows:
-                model.add(np.array(row[:-1]), row[-1])
+        self._loads = {int(load): _LoadModel.from_state(model) for load, model in state.items()}
 
     def _load_model(self, shape: StepShape) -> _LoadModel:
         load = round(np.log2(max(1, shape.num_running_reqs)))
         return self._loads.setdefault(load, _LoadModel())
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A regression: seconds per unit of each feature, and how many steps had any of it."""
+
+    weights: np.ndarray
+    num_seen: np.ndarray
 
 
 @dataclass
@@ -115,30 +125,52 @@ class _LoadModel:
     """Recent steps at one load and the regression through them."""
 
     steps: deque[tuple[np.ndarray, float]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    fitted: np.ndarray | None = None
+    fit: _Fit | None = None
     num_unfitted: int = 0
 
     def add(self, features: np.ndarray, step_time_s: float) -> None:
         self.steps.append((features, step_time_s))
         self.num_unfitted += 1
 
-    def weights(self) -> np.ndarray | None:
-        """Weights of the features in seconds; None while too few steps are known."""
+    def current_fit(self) -> _Fit | None:
+        """The regression, computed anew when due; None while too few steps are known."""
         if len(self.steps) < _MIN_STEPS:
             return None
-        if self.fitted is None or self.num_unfitted >= _REFIT_EVERY:
-            self.fitted = self._fit()
+        if self.fit is None or self.num_unfitted >= _REFIT_EVERY:
+            features = np.stack([row for row, _ in self.steps])
+            self.fit = _fit(features, np.array([step_time_s for _, step_time_s in self.steps]))
             self.num_unfitted = 0
-        return self.fitted
+        return self.fit
 
-    def _fit(self) -> np.ndarray:
-        features = np.stack([row for row, _ in self.steps])
-        times_s = np.array([step_time_s for _, step_time_s in self.steps])
-        undisturbed = times_s <= 2 * _MAX_RATIO * np.median(times_s)
-        for _ in range(3):
-            weights, _ = nnls(features[undisturbed], times_s[undisturbed])
-            undisturbed = times_s <= _MAX_RATIO * np.maximum(features @ weights, 1e-6)
-            if not undisturbed.any():
-                break
-        fitted: np.ndarray = weights
-        return fitted
+    def state_dict(self) -> dict[str, Any]:
+        fit = self.fit
+        return {
+            "steps": [[*features.tolist(), step_time_s] for features, step_time_s in self.steps],
+            "fit": None if fit is None else [fit.weights.tolist(), fit.num_seen.tolist()],
+            "num_unfitted": self.num_unfitted,
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> _LoadModel:
+        model = cls(num_unfitted=state["num_unfitted"])
+        model.steps.extend((np.array(row[:-1]), row[-1]) for row in state["steps"])
+        if state["fit"] is not None:
+            model.fit = _Fit(*(np.array(column) for column in state["fit"]))
+        return model
+
+
+def _fit(features: np.ndarray, times_s: np.ndarray) -> _Fit:
+    """Least squares of relative errors, in which disturbed steps do not count.
+
+    The first fit takes errors relative to the measured time, so that a disturbed step weighs
+    little, whatever its length, while a step that is long by its shape counts like any other.
+    """
+    scale_s, counts = np.maximum(times_s, 1e-6), np.ones(len(times_s), bool)
+    for _ in range(_NUM_FITS):
+        relative = features[counts] / scale_s[counts, None]
+        weights, _ = nnls(relative, times_s[counts] / scale_s[counts], maxiter=100)
+        scale_s = np.maximum(features @ weights, 1e-6)
+        counts = times_s <= _MAX_RATIO * scale_s
+        if not counts.any():
+            break
+    return _Fit(weights, (features > 0).sum(axis=0))

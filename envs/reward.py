@@ -79,7 +79,7 @@ def step_reward(num_tokens: int, step_time_s: float, reference: LoadReference) -
         >>> reference = LoadReference(tok_per_s=40.0, step_time_s=0.025)
         >>> step_reward(1, 0.025, reference).reward
         0.0
-        >>> step_reward(3, 0.035, reference).reward
+        >>> round(step_reward(3, 0.035, reference).reward, 9)
         1.6
     """
     return RewardTerms(

@@ -30,17 +30,20 @@ class PpoConfig:
         ent_coef: Weight of the entropy bonus.
         vf_coef: Weight of the value loss.
         max_grad_norm: Gradient clipping.
+        length_prior: By how much the untrained log-odds of a draft length fall per token, so
+            that training starts near no speculation instead of with long drafts at every load.
         hidden_layers: Widths of the policy's and, separately, the value network's layers.
     """
 
     total_timesteps: int
     max_minutes: float | None = None
-    n_steps: int = 128
-    batch_size: int = 64
+    n_steps: int = 64
+    batch_size: int = 32
     n_epochs: int = 10
     learning_rate: float = 1e-3
-    gamma: float = 0.9
+    gamma: float = 0.5
     gae_lambda: float = 0.9
+    length_prior: float = 0.35
     clip_range: float = 0.2
     ent_coef: float = 0.01
     vf_coef: float = 0.5

@@ -53,7 +53,7 @@ def build_ppo(vec_env: DummyVecEnv, config: PpoConfig, seed: int) -> PPO:
         config: PPO's settings.
         seed: Seeds the networks, the action sampling and the environments.
     """
-    return PPO(
+    model = PPO(
         "MlpPolicy",
         vec_env,
         learning_rate=config.learning_rate,
@@ -70,6 +70,12 @@ def build_ppo(vec_env: DummyVecEnv, config: PpoConfig, seed: int) -> PPO:
         seed=seed,
         device="cpu",
     )
+    num_lengths = int(vec_env.action_space.nvec[1])  # type: ignore[attr-defined]
+    with torch.no_grad():
+        model.policy.action_net.bias[-num_lengths:] -= config.length_prior * torch.arange(
+            num_lengths
+        )
+    return model
 
 
 def policy_kwargs(config: PpoConfig) -> dict[str, Any]:
