@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -200,6 +201,28 @@ class VllmEngine:
         self._step_engine(progress)
         return self._advance_to_decision(progress)
 
+    def generate(
+        self, requests: Sequence[WorkloadRequest], concurrency: int
+    ) -> dict[str, list[int]]:
+        """Serve requests to their ends, the engine deciding for itself.
+
+        Args:
+            requests: What to serve, in order.
+            concurrency: Requests in flight.
+
+        Returns:
+            Output token ids by request id.
+        """
+        self.abort_all()
+        outputs: dict[str, list[int]] = {request.request_id: [] for request in requests}
+        waiting = deque(requests)
+        while waiting or self._unfinished:
+            while waiting and len(self._unfinished) < concurrency:
+                self.add(waiting.popleft())
+            for request_id, token_ids in self._step_engine(_Progress()).items():
+                outputs[request_id] += token_ids
+        return outputs
+
     def read_prompts(self, prompts: Sequence[tuple[int, ...]]) -> None:
         """Bring prompts into the prefix cache, so that later blocks do not pay for them."""
         self.abort_all()
@@ -224,7 +247,7 @@ class VllmEngine:
             self.add(request)
         waiting = set(self._unfinished)
         while waiting:
-            waiting -= self._step_engine(warm_up)
+            waiting -= self._step_engine(warm_up).keys()
         while block.num_tokens < num_tokens:
             for request in episode.take_due(len(self._unfinished), block.step_time_s):
                 self.add(request)
@@ -291,8 +314,8 @@ class VllmEngine:
         self._core.scheduler.update_draft_token_ids(self.hook.draft(actions))
         self._count_time(time.perf_counter() - began_s, progress)
 
-    def _step_engine(self, progress: _Progress) -> set[str]:
-        """Run one engine step and return the requests that got tokens."""
+    def _step_engine(self, progress: _Progress) -> dict[str, list[int]]:
+        """Run one engine step and return the new tokens by request id."""
         began_s = time.perf_counter()
         outputs = self.llm_engine.step()
         self._count_time(time.perf_counter() - began_s, progress)
@@ -301,12 +324,13 @@ class VllmEngine:
             record = self.hook.last_record
             progress.num_prefill_tokens += record.num_prefill_tokens
             progress.num_verified_tokens += record.num_scheduled_tokens - record.num_prefill_tokens
+        emitted = {output.request_id: list(output.outputs[0].token_ids) for output in outputs}
+        progress.num_tokens += sum(len(token_ids) for token_ids in emitted.values())
         for output in outputs:
-            progress.num_tokens += len(output.outputs[0].token_ids)
             if output.finished:
                 self._unfinished.pop(output.request_id, None)
                 progress.num_finished_reqs += 1
-        return {output.request_id for output in outputs}
+        return emitted
 
     def _count_time(self, seconds: float, progress: _Progress) -> None:
         progress.step_time_s += seconds

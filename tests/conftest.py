@@ -20,7 +20,7 @@ def plain_outputs(requests_of_128_tokens):
 
     engine = VllmEngine(engine_config(live.MODEL, None))
     assert engine.hook is None
-    outputs = live.generate(engine, requests_of_128_tokens)
+    outputs = engine.generate(requests_of_128_tokens, concurrency=8)
     engine.close()
     return outputs
 

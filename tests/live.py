@@ -12,7 +12,6 @@ import numpy as np
 from envs.live import DraftersConfig, ModelConfig, engine_config, load_tokenizer
 from envs.vllm_engine import VllmEngine
 from envs.workload import Workload, WorkloadConfig, WorkloadRequest
-from policy.contract import Contract
 from policy.step import StepRecord
 
 MODEL = ModelConfig(
@@ -60,37 +59,6 @@ def make_requests(count: int, max_tokens: int) -> list[WorkloadRequest]:
         replace(request, request_id=f"request-{index}", max_tokens=max_tokens)
         for index, request in enumerate(stream)
     ]
-
-
-def generate(
-    engine: VllmEngine, requests: Sequence[WorkloadRequest], concurrency: int = 8
-) -> dict[str, list[int]]:
-    """Serve requests to the end, `concurrency` at a time; output tokens by request id."""
-    waiting = list(requests)
-    outputs: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    running: set[str] = set()
-    while waiting or running:
-        while waiting and len(running) < concurrency:
-            request = waiting.pop(0)
-            engine.add(request)
-            running.add(request.request_id)
-        for output in engine.llm_engine.step():
-            outputs[output.request_id] += list(output.outputs[0].token_ids)
-            if output.finished:
-                running.discard(output.request_id)
-    engine.abort_all()
-    return outputs
-
-
-class RandomController:
-    """Another random drafter and length for every request at every step."""
-
-    def __init__(self, contract: Contract, seed: int = 0) -> None:
-        self._contract = contract
-        self._generator = np.random.default_rng(seed)
-
-    def decide(self, record: StepRecord, observation: np.ndarray) -> np.ndarray:
-        return self._generator.integers(0, self._contract.action_nvec, (record.num_rows, 2))
 
 
 class ScriptedController:

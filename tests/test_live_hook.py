@@ -7,6 +7,7 @@ import pytest
 
 from envs.workload import WorkloadRequest
 from policy.baselines.fixed import FixedController
+from policy.baselines.random import RandomController
 from policy.contract import MODEL_DRAFTERS
 
 from . import live
@@ -17,9 +18,9 @@ NONE, NGRAM, EAGLE3 = 0, 1, 2
 def test_random_drafters_and_lengths_per_request_leave_greedy_output_identical(
     engine, plain_outputs, requests_of_128_tokens
 ):
-    engine.hook.controller = live.RandomController(engine.contract)
+    engine.hook.controller = RandomController(engine.contract)
     before = engine.hook.num_accepted_tokens.copy()
-    outputs = live.generate(engine, requests_of_128_tokens)
+    outputs = engine.generate(requests_of_128_tokens, concurrency=8)
     accepted = engine.hook.num_accepted_tokens - before
     assert len(outputs) == 32
     assert outputs == plain_outputs
@@ -51,7 +52,7 @@ def test_every_row_gets_the_drafter_and_length_it_was_given(engine):
             return np.array(chosen)
 
     engine.hook.controller = PerRequest()
-    live.generate(engine, requests)
+    engine.generate(requests, concurrency=8)
     assert len(drafted) > 10
 
 
@@ -81,7 +82,7 @@ def test_the_model_drafter_drafts_the_same_after_a_stretch_without_it(engine, st
 
     for controller in (ReadingEveryStep(), Alternating()):
         engine.hook.controller = controller
-        live.generate(engine, requests)
+        engine.generate(requests, concurrency=8)
     assert len(resumed) >= 1
     assert resumed == {context: drafts[context] for context in resumed}
 
@@ -90,7 +91,7 @@ def test_it_accepts_exactly_what_vllms_own_eagle_accepts(engine, plain_outputs):
     requests = live.make_requests(8, max_tokens=64)
     engine.hook.controller = FixedController(engine.contract, "eagle3", 3)
     before = engine.hook.num_accepted_tokens["eagle3"], engine.hook.num_draft_tokens["eagle3"]
-    live.generate(engine, requests)
+    engine.generate(requests, concurrency=8)
     accepted = engine.hook.num_accepted_tokens["eagle3"] - before[0]
     drafted = engine.hook.num_draft_tokens["eagle3"] - before[1]
 
@@ -110,7 +111,7 @@ def test_it_accepts_exactly_what_vllms_own_eagle_accepts(engine, plain_outputs):
 
     own._core.scheduler.make_spec_decoding_stats = count
     try:
-        outputs = live.generate(own, requests)
+        outputs = own.generate(requests, concurrency=8)
     finally:
         own.close()
     assert outputs == {name: plain_outputs[name][:64] for name in outputs}
@@ -125,25 +126,25 @@ def test_drafts_stop_at_the_end_of_the_context(engine, drafter, length):
     room = 24
     filler = (request.prompt_token_ids * 20)[: live.MODEL.max_model_len - room]
     engine.hook.controller = FixedController(engine.contract, drafter, length)
-    outputs = live.generate(engine, [WorkloadRequest("long", filler, 10_000, 0.0, "test")])
+    outputs = engine.generate([WorkloadRequest("long", filler, 10_000, 0.0, "test")], concurrency=8)
     assert 0 < len(outputs["long"]) <= room
 
 
 def test_no_request_is_drafted_beyond_the_tokens_it_may_still_emit(engine):
     engine.hook.controller = FixedController(engine.contract, "eagle3", 4)
     before = engine.hook.num_draft_tokens["eagle3"]
-    live.generate(engine, live.make_requests(4, max_tokens=2))
+    engine.generate(live.make_requests(4, max_tokens=2), concurrency=8)
     # The prompt's own step emits the first of two tokens: nothing is left to draft for.
     assert engine.hook.num_draft_tokens["eagle3"] == before
 
 
 def test_sampling_at_a_temperature_runs_with_every_drafter(engine):
-    engine.hook.controller = live.RandomController(engine.contract, seed=1)
+    engine.hook.controller = RandomController(engine.contract, seed=1)
     requests = [
         WorkloadRequest(f"hot-{request.request_id}", request.prompt_token_ids, 24, 0.8, "test")
         for request in live.make_requests(6, max_tokens=24)
     ]
-    outputs = live.generate(engine, requests)
+    outputs = engine.generate(requests, concurrency=8)
     assert all(outputs.values())
 
 
@@ -158,8 +159,8 @@ def test_ended_and_aborted_requests_leave_nothing_behind(engine):
         for _ in range(3):
             engine.llm_engine.step()
         engine.abort_all()
-    live.generate(engine, prompts[:1])
-    live.generate(engine, prompts[1:2])
+    engine.generate(prompts[:1], concurrency=8)
+    engine.generate(prompts[1:2], concurrency=8)
     hook = engine.hook
     assert len(hook._known_req_ids) <= 1
     assert len(hook._ngram._pledges) <= 1
@@ -172,14 +173,14 @@ def test_preempted_requests_come_back_and_end_as_without_speculation(plain_outpu
     kv_bytes_per_token = 30 * 2 * 3 * 64 * 4 + 2 * 3 * 64 * 4
     engine = live.make_engine(kv_cache_memory_bytes=kv_bytes_per_token * 1000)
     try:
-        engine.hook.controller = live.RandomController(engine.contract, seed=2)
+        engine.hook.controller = RandomController(engine.contract, seed=2)
         preempted = []
         schedule = engine._core.scheduler._preempt_request
         engine._core.scheduler._preempt_request = lambda *args: (
             preempted.append(args[0].request_id),
             schedule(*args),
         )[1]
-        outputs = live.generate(engine, requests)
+        outputs = engine.generate(requests, concurrency=8)
     finally:
         engine.close()
     assert preempted
@@ -190,7 +191,7 @@ def test_the_records_add_up(engine):
     """Every emitted token is in a record, and its parts agree."""
     controller = live.ScriptedController([(EAGLE3, 3), (NGRAM, 4), (NONE, 0)] * 40)
     engine.hook.controller = controller
-    outputs = live.generate(engine, live.make_requests(4, max_tokens=32), concurrency=4)
+    outputs = engine.generate(live.make_requests(4, max_tokens=32), concurrency=4)
     emitted = sum(int(record.num_emitted_tokens.sum()) for record in controller.records)
     received = sum(len(tokens) for tokens in outputs.values())
     assert received <= emitted <= received + 4 * 5  # a stop may cut the last step's tokens

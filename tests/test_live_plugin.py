@@ -121,7 +121,11 @@ def test_a_policy_serves_in_llm_with_the_engine_in_its_own_process(tmp_path, pla
     """
     script = tmp_path / "serve.py"
     script.write_text(textwrap.dedent(code))
-    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+    environment = {
+        **os.environ,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+    }
     result = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=240, env=environment
     )
@@ -221,7 +225,7 @@ def test_an_engine_that_does_not_fit_is_refused_with_the_mend(monkeypatch):
     with pytest.raises(EngineError, match="--speculative-config"):
         plugin.check_engine(vllm_config(speculative_config=None))
     monkeypatch.setattr(plugin, "version", lambda name: "0.33.1")
-    with pytest.raises(EngineError, match="vLLM 0.32.0, and this is 0.33.1"):
+    with pytest.raises(EngineError, match=r"vLLM 0\.32\.0, and this is 0\.33\.1"):
         plugin.check_engine(vllm_config())
 
 
@@ -243,6 +247,6 @@ def test_a_policy_that_fails_in_service_falls_back_and_loses_nothing(engine, pla
 
     guarded = engine.hook.controller = SafeController(Broken(), engine.contract, fallback=(2, 2))
     requests = live.make_requests(2, max_tokens=32)
-    outputs = live.generate(engine, requests)
+    outputs = engine.generate(requests, concurrency=8)
     assert outputs == {name: plain_outputs[name][:32] for name in outputs}
     assert guarded.num_fallbacks["FloatingPointError"] > 5

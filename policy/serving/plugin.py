@@ -11,12 +11,14 @@ from __future__ import annotations
 import functools
 import json
 import logging
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ..artifact import PolicyArtifact, load_policy
 from ..baselines.fixed import FixedController
+from ..baselines.random import RandomController
 from ..contract import MODEL_DRAFTERS, NONE, Contract
 from ..controllers import Controller, PolicyController, SafeController
 from ..errors import ConfigError, DraftgymError, EngineError
@@ -26,6 +28,10 @@ logger = logging.getLogger("vllm.draftgym")
 
 SUPPORTED_VLLM = "0.32.0"
 _WRAPPED = "_draftgym_wrapped"
+_BASELINES: dict[str, Callable[..., Controller]] = {
+    "fixed": FixedController,
+    "random": RandomController,
+}
 
 
 def register() -> None:
@@ -118,13 +124,15 @@ def _guarded_controller(
 def _baseline(config: DraftingPolicyConfig, contract: Contract) -> Controller:
     settings = dict(config.baseline or {})
     name = settings.pop("name", None)
-    if name != "fixed":
-        raise ConfigError(f"Unknown baseline '{name}' in {CONFIG_KEY}; choose 'fixed'.")
+    if name not in _BASELINES:
+        raise ConfigError(
+            f"Unknown baseline '{name}' in {CONFIG_KEY}; choose from {', '.join(_BASELINES)}."
+        )
     try:
-        return FixedController(contract, **settings)
+        return _BASELINES[name](contract, **settings)
     except TypeError as error:
         raise ConfigError(
-            f"The baseline 'fixed' takes drafter and num_speculative_tokens ({error})."
+            f"The baseline '{name}' does not take these settings ({error}); see policy/baselines."
         ) from error
 
 

@@ -97,6 +97,7 @@ class CompareConfig:
         tokens_per_req: Output tokens per request in flight and repeat.
         min_tokens: Least output tokens of a block.
         tuning_tokens_per_req: The same on training prompts, to choose the best fixed settings.
+        max_prompts_per_kind: Prompts of each kind and split, kept in both engines' prefix caches.
         ngram_lengths: Lengths among which the best fixed n-gram is chosen.
         model_lengths: Lengths among which the best fixed model drafter is chosen.
     """
@@ -107,6 +108,7 @@ class CompareConfig:
     tokens_per_req: int = 16
     min_tokens: int = 64
     tuning_tokens_per_req: int = 8
+    max_prompts_per_kind: int = 8
     ngram_lengths: tuple[int, ...] = (2, 8)
     model_lengths: tuple[int, ...] = (1, 2, 3)
 

@@ -88,8 +88,7 @@ class EngineProcess:
         workload: Requests; its concurrency is given per block.
         log: File for everything the process prints.
 
-    Raises:
-        EngineError: If the engine does not start.
+    The process starts at once and the first call waits for it, so that several start together.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class EngineProcess:
         )
         self._process.start()
         theirs.close()
-        self._receive()
+        self._is_ready = False
 
     def read_prompts(self, split: Split) -> None:
         """Bring the prompts of a split into the engine's prefix cache."""
@@ -124,6 +123,9 @@ class EngineProcess:
             self._process.join()
 
     def _call(self, message: Any) -> Any:
+        if not self._is_ready:
+            self._receive()
+            self._is_ready = True
         try:
             self._pipe.send(message)
         except OSError as error:

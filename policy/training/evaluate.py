@@ -19,8 +19,6 @@ from .measurement import Measurement
 
 PLAIN = Setting(NONE, hooked=False)
 HOOKED = Setting("none_hooked")
-_MAX_PROMPTS_PER_KIND = 12
-"""Prompts of each kind and split that are kept in the prefix cache of both engines."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def evaluate(config: TrainConfig, policy: Path, untrained: Path, folder: Path) -
         untrained: The same network before training.
         folder: For the engines' logs.
     """
-    workload = replace(config.workload, max_prompts_per_kind=_MAX_PROMPTS_PER_KIND)
+    workload = replace(config.workload, max_prompts_per_kind=config.compare.max_prompts_per_kind)
     plain_config = engine_config(config.model, None)
     hooked_config = engine_config(config.model, config.drafters, {"path": str(policy)})
     with (
