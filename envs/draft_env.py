@@ -10,43 +10,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
 
-from policy.contract import Contract
 from policy.errors import ConfigError, EngineError
 
 from .cost_model import OnlineCostModel, StepShape
+from .engine import NO_SPECULATION, Engine, EngineStep
 from .reward import LoadReference, RewardConfig, step_reward
-from .vllm_engine import NO_SPECULATION, EngineStep
 from .workload import Episode, Workload
 
 logger = logging.getLogger(__name__)
 
 _MAX_ENGINE_FAILURES = 3
-
-
-class Engine(Protocol):
-    """What the environment needs of an engine, live or replayed."""
-
-    @property
-    def contract(self) -> Contract:
-        """Observation and action table."""
-        ...
-
-    def reset(self, episode: Episode) -> EngineStep:
-        """Begin an episode and go to its first decision."""
-        ...
-
-    def step(self, actions: np.ndarray) -> EngineStep:
-        """Act and go to the next decision."""
-        ...
-
-    def close(self) -> None:
-        """Free the engine."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -83,7 +61,7 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         EngineError: If the engine cannot be started, or failed several times in a row.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 10}
+    metadata = {"render_modes": ["ansi"], "render_fps": 10}  # noqa: RUF012  # as Env declares it
 
     def __init__(
         self,

@@ -14,10 +14,11 @@ from policy.errors import ConfigError
 from policy.serving.config import DrafterSettings
 
 from .draft_env import DraftEnv, EpisodeConfig
+from .engine import EngineConfig
 from .prompts.prompt import Split
 from .reward import RewardConfig
 from .target_model import DEFAULT_TARGET_MODEL, prepare_target_model
-from .vllm_engine import EngineConfig, VllmEngine
+from .vllm_engine import VllmEngine
 from .workload import Workload, WorkloadConfig
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -36,6 +37,8 @@ class ModelConfig:
         max_model_len: Longest context in tokens.
         max_num_batched_tokens: Most tokens in an engine step.
         kv_cache_memory_bytes: Memory for the KV cache; null leaves it to vLLM.
+        block_size: Tokens of a KV-cache block; vLLM's own default on a CPU is 128, in which few
+            prompts are found again.
         enforce_eager: Skip compilation: starts in seconds, runs slower.
         enable_prefix_caching: Reuse the KV cache of equal prompt beginnings.
     """
@@ -46,6 +49,7 @@ class ModelConfig:
     max_model_len: int = 1024
     max_num_batched_tokens: int = 2048
     kv_cache_memory_bytes: int | None = 2 << 30
+    block_size: int = 32
     enforce_eager: bool = True
     enable_prefix_caching: bool = True
 
@@ -114,6 +118,7 @@ def engine_config(
         max_model_len=model.max_model_len,
         max_num_batched_tokens=model.max_num_batched_tokens,
         kv_cache_memory_bytes=model.kv_cache_memory_bytes,
+        block_size=model.block_size,
         dtype=best_dtype() if model.dtype == "auto" else model.dtype,
         enforce_eager=model.enforce_eager,
         enable_prefix_caching=model.enable_prefix_caching,

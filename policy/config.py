@@ -23,7 +23,7 @@ def from_mapping(cls: type[T], given: Mapping[str, Any], where: str) -> T:
     Args:
         cls: A dataclass.
         given: Its values by field name; lists become tuples.
-        where: Name of the section, for messages.
+        where: Name of the section, for messages; empty for the whole configuration.
 
     Raises:
         ConfigError: If a key is unknown or missing, or a value has another type.
@@ -38,22 +38,21 @@ def from_mapping(cls: type[T], given: Mapping[str, Any], where: str) -> T:
         ...
         policy.errors.ConfigError: Unknown key 'prot' in server; did you mean 'port'?
     """
+    section = where or "the configuration"
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{where} is {given!r}; make it a mapping of keys to values.")
+        raise ConfigError(f"{section} is {given!r}; make it a mapping of keys to values.")
     known = {spec.name: spec for spec in fields(cls)}  # type: ignore[arg-type]
     for key in given:
         if key not in known:
             nearest = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean '{nearest[0]}'?" if nearest else f"known: {', '.join(known)}."
-            raise ConfigError(f"Unknown key '{key}' in {where}; {hint}")
+            raise ConfigError(f"Unknown key '{key}' in {section}; {hint}")
     for name, spec in known.items():
         required = spec.default is MISSING and spec.default_factory is MISSING
         if required and name not in given:
-            raise ConfigError(f"{where} has no '{name}'; give one.")
-    hints = get_type_hints(cls)
-    return cls(
-        **{key: _convert(hints[key], value, f"{where}.{key}") for key, value in given.items()}
-    )
+            raise ConfigError(f"{section} has no '{name}'; give one.")
+    hints, prefix = get_type_hints(cls), f"{where}." if where else ""
+    return cls(**{key: _convert(hints[key], value, prefix + key) for key, value in given.items()})
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
@@ -89,7 +88,11 @@ def _one_of(options: Sequence[Any], value: Any, where: str) -> Any:
     if value in options:
         return value
     nearest = difflib.get_close_matches(str(value), [str(option) for option in options], n=1)
-    hint = f"did you mean '{nearest[0]}'?" if nearest else f"choose from {', '.join(options)}."
+    hint = (
+        f"did you mean '{nearest[0]}'?"
+        if nearest
+        else f"choose from {', '.join(map(str, options))}."
+    )
     raise ConfigError(f"{where} is {value!r}; {hint}")
 
 

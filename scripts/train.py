@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -19,17 +20,23 @@ def main(settings: DictConfig) -> None:
     from policy.config import from_mapping
     from policy.errors import DraftgymError
     from policy.training.config import TrainConfig
-    from policy.training.train import describe, train
+    from policy.training.overrides import check_added_hydra_keys
 
     resolved = OmegaConf.to_container(settings, resolve=True)
-    resolved.pop("experiment", None)
     logging.getLogger().setLevel(logging.WARNING)
     try:
-        result = train(from_mapping(TrainConfig, resolved, "the configuration"), resolved)
+        check_added_hydra_keys(HydraConfig.get().overrides.hydra)
+        config = from_mapping(TrainConfig, resolved, where="")
+        from policy.training.train import describe, train  # seconds, so after the check
+
+        result = train(config, resolved)
     except DraftgymError as error:
         sys.exit(f"error: {error}")
     print(describe(result))
 
 
 if __name__ == "__main__":
-    main()
+    from policy.training.overrides import one_sentence_errors
+
+    with one_sentence_errors():
+        main()

@@ -25,9 +25,12 @@ def plain_outputs(requests_of_128_tokens):
     return outputs
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine(plain_outputs):
-    """A hooked engine whose controller the test sets; None leaves decisions to the test."""
+    """A hooked engine whose controller the test sets; None leaves decisions to the test.
+
+    One process holds one engine at a time: closing another one would end this one too.
+    """
     engine = live.make_engine()
     yield engine
     engine.close()

@@ -14,7 +14,8 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
-from .checkpoint import save_checkpoint
+from ..contract import NONE
+from .checkpoint import begin_episode, save_checkpoint
 
 
 class ThroughputCallback(BaseCallback):
@@ -45,8 +46,8 @@ class ThroughputCallback(BaseCallback):
             self._tokens += info["num_tokens"]
             self._seconds += info["step_time_s"]
             self._speedups.append((info["concurrency"], info["speedup"], info["charged_time_s"]))
-            self._action_lengths[self._drafters[action[0]]] += int(action[1])
-            self._actions[self._drafters[action[0]]] += 1
+            drafter = self._drafters[action[0]] if action[1] else NONE
+            self._actions[drafter] += 1
             for drafter, (drafted, accepted) in info["acceptance"].items():
                 self._drafted[drafter] += drafted
                 self._accepted[drafter] += accepted
@@ -88,7 +89,6 @@ class ThroughputCallback(BaseCallback):
         self._seconds = 0.0
         self._speedups: list[tuple[int, float, float]] = []
         self._actions: Counter[str] = Counter()
-        self._action_lengths: Counter[str] = Counter()
         self._drafted: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
         self._num_engine_failures = 0
@@ -111,6 +111,10 @@ class ObservationRecorder(BaseCallback):
         """Recorded observations, float32 `[n, fields]`."""
         return np.concatenate(self._rollouts)[-self._capacity :]
 
+    def _on_training_start(self) -> None:
+        # A run that was resumed at its end takes no step; there is still something to compare on.
+        self._rollouts.append(np.array(cast(PPO, self.model)._last_obs, np.float32))
+
     def _on_step(self) -> bool:
         self._rollouts.append(np.array(self.locals["new_obs"], np.float32))
         del self._rollouts[: -self._capacity]
@@ -119,6 +123,8 @@ class ObservationRecorder(BaseCallback):
 
 class CheckpointCallback(BaseCallback):
     """Saves a checkpoint every so many env steps, after the update that follows.
+
+    A new episode then begins, as in a run that is resumed from the checkpoint.
 
     Args:
         folder: Where the checkpoints go.
@@ -142,6 +148,7 @@ class CheckpointCallback(BaseCallback):
     def _on_rollout_start(self) -> None:
         if self.num_timesteps - self._saved_at >= self._every:
             self.save()
+            begin_episode(cast(PPO, self.model))
 
     def save(self) -> Path:
         """Save now and return the checkpoint's folder."""
@@ -151,6 +158,8 @@ class CheckpointCallback(BaseCallback):
 
 class StopCallback(BaseCallback):
     """Ends the training on SIGINT, SIGTERM or after a time limit, at the next env step.
+
+    A second signal does what it would do without this callback, should a step not return.
 
     Args:
         max_minutes: Wall-clock limit; None for none.
@@ -183,3 +192,4 @@ class StopCallback(BaseCallback):
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
+        self.restore_signals()

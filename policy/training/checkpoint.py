@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from stable_baselines3 import PPO
+from stable_baselines3.common.save_util import load_from_zip_file
 
 from envs.draft_env import DraftEnv
 
@@ -20,6 +21,7 @@ from ..errors import ConfigError
 
 _MODEL_FILE = "model.zip"
 _STATE_FILE = "state.json"
+_STATE_KEYS = {"num_timesteps", "num_updates", "env", "generators", "run"}
 
 
 @dataclass(frozen=True)
@@ -49,22 +51,36 @@ def save_checkpoint(folder: Path, model: PPO, run_state: dict[str, Any]) -> Path
         run_state: What the run saves of itself, JSON-ready.
     """
     target = folder / f"step_{model.num_timesteps:08d}"
-    partial = target.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial, replaced = target.with_suffix(".partial"), target.with_suffix(".replaced")
+    for leftover in (partial, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir(parents=True)
     model.save(partial / _MODEL_FILE)
     env = _env_of(model)
     state = {
         "num_timesteps": model.num_timesteps,
+        "num_updates": model._n_updates,
         "env": env.state_dict(),
-        "env_generator": env.np_random.bit_generator.state,
-        "torch_generator": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+        "generators": _generator_states(env),
         "run": run_state,
     }
     (partial / _STATE_FILE).write_text(json.dumps(state))
-    shutil.rmtree(target, ignore_errors=True)
+    if target.exists():
+        target.rename(replaced)
     partial.rename(target)
+    shutil.rmtree(replaced, ignore_errors=True)
     return target
+
+
+def begin_episode(model: PPO) -> None:
+    """Leave the running episode for a new one.
+
+    A resumed run begins with a new episode; the run that saved does the same after saving, so
+    that both go on alike.
+    """
+    assert model.env is not None
+    model._last_obs = model.env.reset()  # type: ignore[assignment]
+    model._last_episode_starts = np.ones(model.env.num_envs, bool)
 
 
 def find_checkpoint(path: Path) -> Checkpoint:
@@ -82,11 +98,13 @@ def find_checkpoint(path: Path) -> Checkpoint:
         )
     folder = complete[-1]
     try:
-        return Checkpoint(folder, json.loads((folder / _STATE_FILE).read_text()))
-    except ValueError as error:
-        raise ConfigError(
-            f"The checkpoint {folder} is damaged ({error}); resume from an earlier one."
-        ) from error
+        state = json.loads((folder / _STATE_FILE).read_text())
+        missing = _STATE_KEYS - set(state)
+    except (OSError, ValueError, TypeError) as error:
+        raise _damaged(folder, error) from error
+    if missing:
+        raise _damaged(folder, f"without {', '.join(sorted(missing))}")
+    return Checkpoint(folder, state)
 
 
 def restore(checkpoint: Checkpoint, model: PPO) -> None:
@@ -97,23 +115,61 @@ def restore(checkpoint: Checkpoint, model: PPO) -> None:
         model: PPO built by `build_ppo` on the new environment.
 
     Raises:
-        ConfigError: If the checkpoint is of another observation, action or network.
+        ConfigError: If the checkpoint is damaged, or of another observation, action or network.
     """
+    folder, state, env = checkpoint.folder, checkpoint.state, _env_of(model)
     try:
-        model.set_parameters(str(checkpoint.folder / _MODEL_FILE), exact_match=True, device="cpu")
+        _, parameters, _ = load_from_zip_file(folder / _MODEL_FILE, load_data=False, device="cpu")
+    except Exception as error:  # what a damaged archive raises depends on the damaged byte
+        raise _damaged(folder, error) from error
+    if set(parameters) != set(model.get_parameters()):
+        raise _damaged(folder, f"{_MODEL_FILE} is not whole")
+    try:
+        model.set_parameters(parameters, exact_match=True, device="cpu")
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"The checkpoint {checkpoint.folder} is of another network or contract; resume with "
-            f"the settings it was trained with ({str(error).splitlines()[0]})."
+            f"The checkpoint {folder} is of another network or contract; resume with the settings "
+            f"it was trained with ({_one_line(error)})."
         ) from error
-    model.num_timesteps = checkpoint.state["num_timesteps"]
-    env = _env_of(model)
-    env.load_state_dict(checkpoint.state["env"])
+    try:
+        model.num_timesteps, model._n_updates = state["num_timesteps"], state["num_updates"]
+        env.load_state_dict(state["env"])
+        _restore_generators(env, state["generators"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(folder, error) from error
+    assert model.env is not None
+    model.env._reset_seeds()  # or the first reset would seed the environment anew
+
+
+def _generator_states(env: DraftEnv) -> dict[str, Any]:
+    """Every source of randomness of a training, JSON-ready."""
+    name, key, *rest = np.random.get_state()
+    return {
+        "env": env.np_random.bit_generator.state,
+        "python": random.getstate(),
+        "numpy": [name, np.asarray(key).tolist(), *rest],
+        "torch": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+    }
+
+
+def _restore_generators(env: DraftEnv, states: dict[str, Any]) -> None:
     env.np_random = np.random.default_rng()
-    env.np_random.bit_generator.state = checkpoint.state["env_generator"]
-    generator = np.frombuffer(base64.b64decode(checkpoint.state["torch_generator"]), np.uint8)
-    torch.set_rng_state(torch.from_numpy(generator.copy()))
-    random.seed(checkpoint.state["num_timesteps"])
+    env.np_random.bit_generator.state = states["env"]
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    np.random.set_state(tuple(states["numpy"]))
+    torch_state = np.frombuffer(base64.b64decode(states["torch"]), np.uint8)
+    torch.set_rng_state(torch.from_numpy(torch_state.copy()))
+
+
+def _damaged(folder: Path, why: Exception | str) -> ConfigError:
+    return ConfigError(
+        f"The checkpoint {folder} is damaged ({_one_line(why)}); resume from an earlier one."
+    )
+
+
+def _one_line(error: Exception | str) -> str:
+    return " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
 
 
 def _env_of(model: PPO) -> DraftEnv:

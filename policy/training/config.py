@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,18 +52,28 @@ class PpoConfig:
     hidden_layers: tuple[int, ...] = (64, 64)
 
     def __post_init__(self) -> None:
-        for name in ("total_timesteps", "n_steps", "batch_size", "n_epochs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"ppo.{name} is {getattr(self, name)}; make it 1 or more.")
-        if self.batch_size > self.n_steps or self.n_steps % self.batch_size:
+        _check_least("ppo", self, 1, ("total_timesteps", "n_steps", "n_epochs"))
+        _check_least("ppo", self, 2, ("batch_size",))  # advantages are normalised within it
+        _check_least("ppo", self, 0, ("ent_coef", "vf_coef", "length_prior"))
+        if self.n_steps % self.batch_size:
             raise ConfigError(
                 f"ppo.n_steps {self.n_steps} is not a multiple of ppo.batch_size "
                 f"{self.batch_size}; change one of them."
             )
-        if not 0 <= self.gamma <= 1 or not 0 <= self.gae_lambda <= 1:
-            raise ConfigError("ppo.gamma and ppo.gae_lambda must lie in 0..1.")
-        if self.max_minutes is not None and self.max_minutes <= 0:
-            raise ConfigError("ppo.max_minutes must be above 0, or null for no limit.")
+        for name in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"ppo.{name} is {getattr(self, name)}; make it 0 to 1.")
+        for name in ("learning_rate", "clip_range", "max_grad_norm"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"ppo.{name} is {getattr(self, name)}; make it more than 0.")
+        if self.max_minutes is not None and not self.max_minutes > 0:
+            raise ConfigError(
+                f"ppo.max_minutes is {self.max_minutes}; make it more than 0, or null for no limit."
+            )
+        if not all(width >= 1 for width in self.hidden_layers):
+            raise ConfigError(
+                f"ppo.hidden_layers is {list(self.hidden_layers)}; make every width 1 or more."
+            )
 
 
 @dataclass(frozen=True)
@@ -113,8 +124,14 @@ class CompareConfig:
     model_lengths: tuple[int, ...] = (1, 2, 3)
 
     def __post_init__(self) -> None:
-        if self.num_repeats < 1 or self.tokens_per_req < 1 or self.min_tokens < 1:
-            raise ConfigError("compare's repeats and tokens must be 1 or more.")
+        counts = ("num_repeats", "tokens_per_req", "min_tokens", "tuning_tokens_per_req")
+        _check_least("compare", self, 1, (*counts, "max_prompts_per_kind"))
+        for name in ("concurrency", "ngram_lengths", "model_lengths"):
+            values = getattr(self, name)
+            if not values or min(values) < 1:
+                raise ConfigError(
+                    f"compare.{name} is {list(values)}; list whole numbers of 1 or more."
+                )
 
 
 @dataclass(frozen=True)
@@ -151,13 +168,23 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if self.checkpoint_every < 1:
-            raise ConfigError("checkpoint_every must be 1 or more.")
-        most = max((*self.workload.concurrency, *self.compare.concurrency))
+            raise ConfigError(f"checkpoint_every is {self.checkpoint_every}; make it 1 or more.")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed is {self.seed}; make it 0 to {2**32 - 1}.")
+        compared = self.compare.concurrency if self.compare.enabled else ()
+        most = max((*self.workload.concurrency, *compared))
         if most > self.model.max_num_seqs:
             raise ConfigError(
                 f"A load of {most} requests exceeds model.max_num_seqs {self.model.max_num_seqs}; "
                 "raise it or lower workload.concurrency and compare.concurrency."
             )
+
+
+def _check_least(section: str, config: Any, least: int, names: tuple[str, ...]) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not least <= value < math.inf:
+            raise ConfigError(f"{section}.{name} is {value}; make it {least} or more.")
 
 
 Resolved = dict[str, Any]

@@ -15,11 +15,12 @@ from collections import Counter
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from envs.engine import EngineConfig, ServedBlock
 from envs.live import ModelConfig, load_tokenizer
 from envs.prompts.prompt import Split
-from envs.vllm_engine import EngineConfig, ServedBlock, VllmEngine
+from envs.vllm_engine import VllmEngine
 from envs.workload import Workload, WorkloadConfig
 
 from ..artifact import load_policy
@@ -153,8 +154,8 @@ def _run(
         server = _Server(VllmEngine(engine), model, workload)
         pipe.send((False, None))
         while (message := pipe.recv()) is not None:
-            if isinstance(message, str):
-                server.read_prompts(message)
+            if message in SPLITS:
+                server.read_prompts(cast(Split, message))
                 pipe.send((False, None))
             else:
                 pipe.send((False, server.serve(*message)))

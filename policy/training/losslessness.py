@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
+from envs.engine import EngineConfig
 from envs.live import DraftersConfig, ModelConfig, engine_config, load_tokenizer
 from envs.registration import DEFAULT_KINDS
-from envs.vllm_engine import EngineConfig, VllmEngine
+from envs.vllm_engine import VllmEngine
 from envs.workload import Workload, WorkloadConfig, WorkloadRequest
 
 from ..baselines.random import RandomController

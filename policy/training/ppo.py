@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import torch
@@ -71,10 +71,8 @@ def build_ppo(vec_env: DummyVecEnv, config: PpoConfig, seed: int) -> PPO:
         device="cpu",
     )
     num_lengths = int(vec_env.action_space.nvec[1])  # type: ignore[attr-defined]
-    with torch.no_grad():
-        model.policy.action_net.bias[-num_lengths:] -= config.length_prior * torch.arange(
-            num_lengths
-        )
+    bias = cast(nn.Linear, model.policy.action_net).bias.data
+    bias[-num_lengths:] -= config.length_prior * torch.arange(num_lengths)
     return model
 
 

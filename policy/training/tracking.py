@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import netrc
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from stable_baselines3.common.logger import KVWriter, Logger, make_output_format
 
+from ..errors import ConfigError
 from .config import LoggerConfig
 
 logger = logging.getLogger(__name__)
@@ -60,13 +60,14 @@ class Tracking:
         resolved: Mapping[str, Any],
         run_id: str | None = None,
     ) -> None:
-        formats: list[KVWriter] = [make_output_format("csv", str(folder))]
         self._run: Any = None
-        if config.name == "tensorboard":
-            formats.append(make_output_format("tensorboard", str(folder)))
+        formats: list[KVWriter] = []
         if config.name == "wandb":
             self._run = _start_wandb(config, folder, resolved, run_id)
             formats.append(WandbWriter(self._run))
+        if config.name == "tensorboard":
+            formats.append(make_output_format("tensorboard", str(folder)))
+        formats.append(make_output_format("csv", str(folder), _csv_suffix(folder)))
         self.sb3_logger = Logger(str(folder), formats)
 
     @property
@@ -107,40 +108,69 @@ class Tracking:
             self._run.finish(exit_code=exit_code)
 
 
+def _csv_suffix(folder: Path) -> str:
+    """What keeps a run that is resumed in its own folder from overwriting its earlier CSV."""
+    suffix, number = "", 1
+    while (folder / f"progress{suffix}.csv").exists():
+        number += 1
+        suffix = f"_{number}"
+    return suffix
+
+
 def _start_wandb(
     config: LoggerConfig, folder: Path, resolved: Mapping[str, Any], run_id: str | None
 ) -> Any:
+    # wandb sends figures of its own use to its server, from an offline run too.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
-    mode = config.mode
-    if mode == "auto":
-        mode = "online" if _has_login() else "offline"
-        if mode == "offline":
-            logger.warning(
-                "wandb has no login here, so the run is kept offline under %s; use `wandb sync` "
-                "to upload it, or logger=none.",
-                folder / "wandb",
-            )
-    os.environ.setdefault("WANDB_SILENT", "true")
-    return wandb.init(
-        project=config.project,
-        entity=config.entity,
-        group=config.group,
-        tags=list(config.tags),
-        mode=mode,
-        dir=str(folder),
-        config=dict(resolved),
-        id=run_id,
-        resume="allow" if run_id else None,
-        settings=wandb.Settings(console="off"),
-    )
-
-
-def _has_login() -> bool:
-    """Whether wandb finds a key without asking."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
     try:
-        return netrc.netrc().authenticators("api.wandb.ai") is not None
-    except (FileNotFoundError, netrc.NetrcParseError):
-        return False
+        mode = _wandb_mode(config.mode, folder)
+        run = wandb.init(
+            project=config.project,
+            entity=config.entity,
+            group=config.group,
+            tags=list(config.tags),
+            mode=mode,
+            dir=str(folder),
+            config=dict(resolved),
+            id=run_id,
+            resume="allow" if run_id else None,
+            settings=wandb.Settings(console="off", silent=True),
+        )
+    except wandb.Error as error:
+        raise ConfigError(
+            f"wandb could not start ({' '.join(str(error).split()).rstrip('.')}); call "
+            "`wandb login`, or set logger.mode=offline or logger=none."
+        ) from error
+    if mode == "online":
+        print(f"wandb: {run.url}")
+    return run
+
+
+def _wandb_mode(wanted: Literal["auto", "online", "offline"], folder: Path) -> Any:
+    """Online where wandb finds credentials, without ever asking for any.
+
+    `auto` leaves the choice to WANDB_MODE and wandb's settings files where they make one.
+    """
+    import wandb
+
+    session = wandb.setup(wandb.Settings(silent=True))  # or it prints on top of the progress bar
+    if wanted == "offline":
+        return wanted
+    if wanted == "auto" and session.settings.mode != "online":
+        return session.settings.mode
+    session.settings.mode = "online"
+    if wandb.login(prompt=False, verify=False):
+        return "online"
+    if wanted == "online":
+        raise ConfigError(
+            "logger.mode is 'online' but wandb has no login here; call `wandb login`, or set "
+            "logger.mode=offline."
+        )
+    logger.warning(
+        "wandb has no login here, so the run is kept offline under %s; use `wandb sync` "
+        "to upload it, or logger=none.",
+        folder / "wandb",
+    )
+    return "offline"
