@@ -3,6 +3,7 @@
 An episode is a fixed amount of work at one load: it terminates when `work_tokens_per_req` output
 tokens per request in flight have been emitted, and is truncated after `max_episode_steps` or when
 the engine fails. One env step is one decision: draft, verify, and go on to the next decision.
+What the observation remembers of past acceptance outlives an episode, as it does in a server.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from policy.contract import MODEL_DRAFTERS
+from policy.contract import MODEL_DRAFTERS, NONE, Contract
 from policy.errors import ConfigError
 from policy.serving.config import DrafterSettings
 
@@ -53,6 +53,11 @@ class ModelConfig:
     enforce_eager: bool = True
     enable_prefix_caching: bool = True
 
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}; make it 1 or more.")
+
 
 @dataclass(frozen=True)
 class DraftersConfig:
@@ -71,6 +76,7 @@ class DraftersConfig:
     def __post_init__(self) -> None:
         if not self.max_lengths:
             raise ConfigError("drafters.max_lengths is empty; name at least one drafter.")
+        Contract((NONE, *self.max_lengths), (0, *self.max_lengths.values()))
         if self.model_drafter is not None and self.model is None:
             raise ConfigError(
                 f"drafters.model is missing; give the weights of '{self.model_drafter}'."

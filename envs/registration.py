@@ -62,4 +62,8 @@ def make_vllm_draft_env(
 _DEFAULT_LOADS: Sequence[int] = (1, 2, 4, 8, 16, 32)
 
 if "draftgym/VllmDraft-v0" not in gymnasium.registry:
-    gymnasium.register("draftgym/VllmDraft-v0", entry_point="envs.registration:make_vllm_draft_env")
+    gymnasium.register(
+        "draftgym/VllmDraft-v0",
+        entry_point="envs.registration:make_vllm_draft_env",
+        nondeterministic=True,  # step times are measured
+    )

@@ -4,6 +4,8 @@ import itertools
 from dataclasses import replace
 
 import numpy as np
+import pytest
+import torch
 
 from envs.draft_env import DraftEnv, EpisodeConfig
 from envs.engine import EngineStep
@@ -77,3 +79,12 @@ def make_env(make_engine=TableEngine):
     """A real `DraftEnv` on the table engine."""
     episode = EpisodeConfig(work_tokens_per_req=24, calibration_steps=4)
     return DraftEnv(make_engine, TableWorkload(), episode, RewardConfig())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Networks this small take ten times as long when two threads share a busy machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)

@@ -17,6 +17,7 @@ from policy.training.config import PpoConfig
 from policy.training.ppo import build_ppo, make_vec_env
 
 from .table_engine import make_env
+from .table_engine import one_thread as one_thread
 
 SETTINGS = {"n_steps": 64, "batch_size": 32, "n_epochs": 3, "hidden_layers": (16,)}
 RUN_STATE = {"run_id": "abc", "config": {"seed": 3}}

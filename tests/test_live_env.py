@@ -34,7 +34,8 @@ def _make_env(engine, episode=EPISODE, **workload):
 
 
 def test_it_passes_gymnasiums_and_stable_baselines3s_checks(env):
-    check_env(env, skip_render_check=True)
+    env.spec = gymnasium.spec("draftgym/VllmDraft-v0")  # says that times, so rewards, vary
+    check_env(env, skip_render_check=True, skip_close_check=True)
     check_env_of_sb3(env)
 
 
@@ -86,7 +87,8 @@ def _is_history(name):
     return any(part in name for part in parts) or "on_offer" in name
 
 
-def test_the_reward_is_its_terms_and_none_is_worth_nothing(env):
+def test_the_reward_is_its_terms_and_none_is_worth_nothing(engine):
+    env = _make_env(engine, EpisodeConfig(work_tokens_per_req=12, calibration_steps=20))
     env.reset(seed=5)
     rewards = []
     for _ in range(8):
@@ -144,6 +146,7 @@ def _fresh_history(engine):
     engine.abort_all()
     engine.llm_engine.reset_prefix_cache()
     hook = engine.hook
+    hook.pending = None
     hook._builder.reset()
     hook._forget(frozenset(hook._known_req_ids))
     hook._known_req_ids.clear()

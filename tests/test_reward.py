@@ -5,7 +5,6 @@ import doctest
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -14,6 +13,8 @@ from envs.reward import LoadReference, RewardConfig, step_reward
 from policy.errors import ConfigError
 from policy.training.config import PpoConfig
 from policy.training.ppo import build_ppo
+
+from .table_engine import one_thread as one_thread
 
 ONE_TOKEN_A_SECOND = LoadReference(tok_per_s=1.0, step_time_s=1.0)
 
@@ -95,15 +96,6 @@ def best_total_s(table):
                 for (tokens, seconds), after in (table[state, action] for action in (0, 1))
             )
     return best[env.states[0], env.work_tokens]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Networks this small take ten times as long when two threads share a busy machine."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def learnt(table, seed=0, **settings):

@@ -29,7 +29,7 @@ class DrafterSettings:
 
     ngram_min_match: int = 2
     ngram_max_match: int = 4
-    dormant_after: int = 64
+    dormant_after: int = 512
     max_pending_tokens: int = 1024
 
     def __post_init__(self) -> None:

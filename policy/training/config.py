@@ -42,7 +42,7 @@ class PpoConfig:
     batch_size: int = 32
     n_epochs: int = 10
     learning_rate: float = 1e-3
-    gamma: float = 0.5
+    gamma: float = 0.9
     gae_lambda: float = 0.9
     length_prior: float = 0.35
     clip_range: float = 0.2
@@ -115,7 +115,7 @@ class CompareConfig:
 
     enabled: bool = True
     concurrency: tuple[int, ...] = (1, 4, 16, 32)
-    num_repeats: int = 3
+    num_repeats: int = 4
     tokens_per_req: int = 16
     min_tokens: int = 64
     tuning_tokens_per_req: int = 8

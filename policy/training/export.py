@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from stable_baselines3 import PPO
 
 from ..artifact import save_policy
@@ -38,8 +39,13 @@ def export_policy(
     """
 
     def actor(rows: np.ndarray) -> np.ndarray:
-        actions: np.ndarray = model.predict(rows, deterministic=True)[0]
-        return actions
+        """The likeliest actions by the actor's logits; its probabilities round near-ties away."""
+        actor_critic = model.policy
+        with torch.inference_mode():
+            features = actor_critic.pi_features_extractor(torch.from_numpy(rows))
+            latent = actor_critic.mlp_extractor.forward_actor(features)
+            logits = actor_critic.action_net(latent).split(contract.action_nvec, dim=1)
+        return np.stack([component.argmax(dim=1).numpy() for component in logits], axis=1)
 
     return save_policy(
         to_module(model, contract),
