@@ -133,10 +133,10 @@ def test_it_sees_bit_for_bit_what_the_plugin_computes(engine):
 
     _fresh_history(engine)
     controller = engine.hook.controller = live.ScriptedController(actions)
-    engine.serve(episode(), num_tokens=len(actions) * 4)
+    engine.serve(episode(), num_tokens=400)
     served = controller.observations
-    count = min(len(seen), len(served), 30)
-    assert count == 30
+    count = len(seen)
+    assert len(served) >= count
     np.testing.assert_array_equal(np.concatenate(seen[:count]), np.concatenate(served[:count]))
 
 

@@ -151,6 +151,7 @@ def test_the_server_takes_the_policy_from_the_environment(tmp_path):
     ]
     log = (tmp_path / "server.log").open("w")
     environment = {**os.environ, "DRAFTGYM_POLICY": str(tmp_path / "policy.pt")}
+    environment["VLLM_LOGGING_LEVEL"] = "INFO"
     environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
     server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
     try:
@@ -232,8 +233,10 @@ def test_a_policy_that_does_not_fit_stops_the_start_with_a_sentence(tmp_path):
 
 def test_an_engine_that_does_not_fit_is_refused_with_the_mend(monkeypatch):
     plugin.check_engine(vllm_config())
+    asynchronous = vllm_config()
+    asynchronous.scheduler_config.async_scheduling = True
     with pytest.raises(EngineError, match="--no-async-scheduling"):
-        plugin.check_engine(vllm_config(async_scheduling=True))
+        plugin.check_engine(asynchronous)
     with pytest.raises(EngineError, match="--speculative-config"):
         plugin.check_engine(vllm_config(speculative_config=None))
     monkeypatch.setattr(plugin, "version", lambda name: "0.33.1")
