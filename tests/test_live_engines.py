@@ -14,7 +14,7 @@ from . import live
 
 
 def test_the_model_drafter_accepts_what_vllms_own_eagle_accepts(plain_outputs):
-    requests = live.make_requests(8, max_tokens=64)
+    requests = live.make_requests(8, max_tokens=32)
     hooked = live.make_engine()
     try:
         hooked.hook.controller = FixedController(hooked.contract, "eagle3", 3)
@@ -23,7 +23,7 @@ def test_the_model_drafter_accepts_what_vllms_own_eagle_accepts(plain_outputs):
         drafted = hooked.hook.num_draft_tokens["eagle3"]
     finally:
         hooked.close()
-    assert outputs == {name: plain_outputs[name][:64] for name in outputs}
+    assert outputs == {name: plain_outputs[name][:32] for name in outputs}
 
     own = live.make_unhooked_engine(num_speculative_tokens=3)
     counts = {"drafted": 0, "accepted": 0}
@@ -44,9 +44,9 @@ def test_the_model_drafter_accepts_what_vllms_own_eagle_accepts(plain_outputs):
         outputs = own.generate(requests, concurrency=8)
     finally:
         own.close()
-    assert outputs == {name: plain_outputs[name][:64] for name in outputs}
+    assert outputs == {name: plain_outputs[name][:32] for name in outputs}
     # vLLM's own also drafts beyond a request's last token, so rates are compared, not counts.
-    assert accepted / drafted == pytest.approx(counts["accepted"] / counts["drafted"], rel=0.05)
+    assert accepted / drafted == pytest.approx(counts["accepted"] / counts["drafted"], rel=0.08)
 
 
 def test_preempted_requests_come_back_and_end_as_without_speculation(plain_outputs):

@@ -59,7 +59,7 @@ def test_every_row_gets_the_drafter_and_length_it_was_given(engine):
 @pytest.mark.parametrize("stretch", [1, 10, 50])
 def test_the_model_drafter_drafts_the_same_after_a_stretch_without_it(engine, stretch):
     """S2: whatever was used before, it drafts as if it had read every step at once."""
-    requests = live.make_requests(1, max_tokens=110)
+    requests = live.make_requests(1, max_tokens=56)
     model, drafts, resumed = engine.hook._model, {}, {}
 
     class ReadingEveryStep:

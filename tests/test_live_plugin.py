@@ -149,27 +149,27 @@ def test_the_server_takes_the_policy_from_the_environment(tmp_path):
         *("--kv-cache-memory-bytes", str(1 << 30)),
         *("--speculative-config", json.dumps(settings["speculative_config"])),
     ]
-    log = (tmp_path / "server.log").open("w")
-    environment = {**os.environ, "DRAFTGYM_POLICY": str(tmp_path / "policy.pt")}
-    environment["VLLM_LOGGING_LEVEL"] = "INFO"
+    environment = {
+        **os.environ,
+        "DRAFTGYM_POLICY": str(tmp_path / "policy.pt"),
+        "VLLM_LOGGING_LEVEL": "INFO",
+    }
     environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
-    server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-    try:
-        _wait_until_ready(server, port, tmp_path / "server.log")
-        body = {"model": "target", "prompt": "1 2 3 4 1 2 3 4 1 2 3", "max_tokens": 32}
-        text = _post(port, "/v1/completions", {**body, "temperature": 0})
-        assert text["usage"]["completion_tokens"] > 0
-        metrics = _get(port, "/metrics")
-        drafted = next(
-            float(line.split()[-1])
-            for line in metrics.splitlines()
-            if line.startswith("vllm:spec_decode_num_draft_tokens_total")
-        )
-        assert drafted > 0
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
-    assert "draftgym is in use: policy" in (tmp_path / "server.log").read_text()
+    log = tmp_path / "server.log"
+    with log.open("w") as file:
+        server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        try:
+            _wait_until_ready(server, port, log)
+            body = {"model": "target", "prompt": "1 2 3 4 1 2 3 4 1 2 3", "max_tokens": 32}
+            answer = _post(port, "/v1/completions", {**body, "temperature": 0})
+            metrics = _get(port, "/metrics").splitlines()
+        finally:
+            server.terminate()
+            server.wait(timeout=30)
+    assert answer["usage"]["completion_tokens"] > 0
+    counter = "vllm:spec_decode_num_draft_tokens_total"
+    assert next(float(line.split()[-1]) for line in metrics if line.startswith(counter)) > 0
+    assert "draftgym is in use: policy" in log.read_text()
 
 
 def _wait_until_ready(server, port, log):
