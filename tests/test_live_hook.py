@@ -164,3 +164,25 @@ def test_a_policy_that_fails_in_service_falls_back_and_loses_nothing(engine, pla
     outputs = engine.generate(requests, concurrency=8)
     assert outputs == {name: plain_outputs[name][:32] for name in outputs}
     assert guarded.num_fallbacks["FloatingPointError"] > 5
+
+
+def test_a_drafter_that_fails_in_service_costs_drafts_and_no_request(engine, plain_outputs):
+    hook = engine.hook
+    propose = hook._model._propose
+    calls = []
+
+    def failing(rows, length):
+        calls.append(length)
+        if len(calls) % 3 == 0:
+            raise RuntimeError("the drafter broke")
+        return propose(rows, length)
+
+    hook.controller = FixedController(engine.contract, "eagle3", 2)
+    hook._is_serving, hook._model._propose = True, failing
+    try:
+        requests = live.make_requests(4, max_tokens=24)
+        outputs = engine.generate(requests, concurrency=4)
+    finally:
+        hook._is_serving, hook._model._propose = False, propose
+    assert outputs == {name: plain_outputs[name][:24] for name in outputs}
+    assert hook.num_faults["RuntimeError"] == len(calls) // 3 > 0

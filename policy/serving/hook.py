@@ -9,6 +9,7 @@ environment), through the same code. Everything version-specific is here and in 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from ..step import StepRecord
 from .config import DrafterSettings
 from .ngram import NgramDrafter
 from .proposer import ModelDrafter, TargetStep
+
+logger = logging.getLogger("vllm.draftgym")
 
 LOAD_ATTRIBUTE = "draftgym_load"
 """Attribute that carries `(waiting requests, KV-cache usage)` on vLLM's SchedulerOutput."""
@@ -56,6 +59,8 @@ class SpeculationHook:
         contract: Observation and action table.
         settings: How the drafters work.
         controller: Decides; None leaves the decision to `pending` and `draft`.
+        is_serving: Whether a fault while recording or drafting costs a step its drafts, as in
+            production, or is raised, as in training and tests.
     """
 
     def __init__(
@@ -64,16 +69,20 @@ class SpeculationHook:
         contract: Contract,
         settings: DrafterSettings,
         controller: Controller | None,
+        *,
+        is_serving: bool = False,
     ) -> None:
         self.contract = contract
         self.controller = controller
         self.pending: Decision | None = None
         self.last_record: StepRecord | None = None
+        self.num_faults: Counter[str] = Counter()
         self.num_decisions: Counter[tuple[str, int]] = Counter()
         self.num_drafts: Counter[str] = Counter()
         self.num_draft_tokens: Counter[str] = Counter()
         self.num_accepted_tokens: Counter[str] = Counter()
         self._runner = runner
+        self._is_serving = is_serving
         self._builder = ObservationBuilder(contract)
         self._max_model_len: int = runner.max_model_len
         self._ngram: NgramDrafter | None = None
@@ -109,13 +118,26 @@ class SpeculationHook:
         self._captured = arguments
         return [[] for _ in range(self._runner.input_batch.num_reqs)]
 
-    @torch.inference_mode()
     def _take(self) -> DraftTokenIds | None:
-        """Stand in for `GPUModelRunner.take_draft_token_ids`: the decision point."""
-        if self._captured is None:
+        """Stand in for `GPUModelRunner.take_draft_token_ids`: never takes a server down."""
+        captured, self._captured = self._captured, None
+        if captured is None:
             return None
-        record = self.last_record = self._record_step(*self._captured)
-        self._captured = None
+        try:
+            return self._decide(captured)
+        except Exception as error:
+            if not self._is_serving:
+                raise
+            reason = type(error).__name__
+            if not self.num_faults[reason]:
+                logger.exception("Drafting failed; this step and others like it go undrafted.")
+            self.num_faults[reason] += 1
+            return None
+
+    @torch.inference_mode()
+    def _decide(self, captured: tuple[Any, ...]) -> DraftTokenIds | None:
+        """The decision point: record the step, observe, decide, draft."""
+        record = self.last_record = self._record_step(*captured)
         self._count(record)
         if not record.num_rows:
             self._builder.forget(record.finished_req_ids)

@@ -91,7 +91,9 @@ def _prepare_runner(runner: Any, config: DraftingPolicyConfig) -> None:
     contract = artifact.contract if artifact else _configured_contract(config)
     check_drafters(contract, runner.vllm_config)
     controller = None if config.external else _guarded_controller(config, contract, artifact)
-    hook = SpeculationHook(runner, contract, config.settings, controller)
+    hook = SpeculationHook(
+        runner, contract, config.settings, controller, is_serving=not config.external
+    )
     hook.install()
     runner.draftgym = hook
     decider = f"policy {artifact.path} (sha256 {artifact.sha256})" if artifact else "a baseline"

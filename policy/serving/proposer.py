@@ -119,8 +119,8 @@ class ModelDrafter:
             backlog.end = end
             if backlog.fresh:
                 backlog.hidden_states.append(chunks[row])
-            else:
-                backlog.start = end
+            if not backlog.fresh or backlog.num_tokens > self._proposer.max_num_tokens:
+                backlog.lose()  # more than one pass of the proposer could read
 
     def _final_hidden_states(self, step: TargetStep) -> tuple[torch.Tensor, ...]:
         """Hidden states of the positions that stay, copied out of vLLM's buffers, per request."""
@@ -155,8 +155,8 @@ class ModelDrafter:
         assert self._step is not None
         tokens = np.zeros((len(rows), length), np.int64)
         survival = np.full((len(rows), length), np.nan, np.float32)
-        fresh = [self._backlogs[self._step.req_ids[row]].fresh for row in rows]
-        usable = np.flatnonzero(fresh)
+        backlogs = [self._backlogs[self._step.req_ids[row]] for row in rows]
+        usable = np.flatnonzero([backlog.fresh and backlog.num_tokens > 0 for backlog in backlogs])
         for group in self._groups(rows[usable]):
             drafted = usable[group]
             tokens[drafted], survival[drafted] = self._propose(rows[drafted], length)
