@@ -107,6 +107,8 @@ class CompareConfig:
         num_repeats: Interleaved repeats of every cell.
         tokens_per_req: Output tokens per request in flight and repeat.
         min_tokens: Least output tokens of a block.
+        output_tokens: Output tokens of a request, at most; few, so that a block covers many
+            prompts.
         tuning_tokens_per_req: The same on training prompts, to choose the best fixed settings.
         max_prompts_per_kind: Prompts of each kind and split, kept in both engines' prefix caches.
         ngram_lengths: Lengths among which the best fixed n-gram is chosen.
@@ -117,7 +119,8 @@ class CompareConfig:
     concurrency: tuple[int, ...] = (1, 4, 16, 32)
     num_repeats: int = 4
     tokens_per_req: int = 16
-    min_tokens: int = 64
+    min_tokens: int = 128
+    output_tokens: int = 32
     tuning_tokens_per_req: int = 8
     max_prompts_per_kind: int = 8
     ngram_lengths: tuple[int, ...] = (2, 8)

@@ -47,7 +47,11 @@ def evaluate(config: TrainConfig, policy: Path, untrained: Path, folder: Path) -
         untrained: The same network before training.
         folder: For the engines' logs.
     """
-    workload = replace(config.workload, max_prompts_per_kind=config.compare.max_prompts_per_kind)
+    workload = replace(
+        config.workload,
+        max_prompts_per_kind=config.compare.max_prompts_per_kind,
+        output_tokens=config.compare.output_tokens,
+    )
     plain_config = engine_config(config.model, None)
     hooked_config = engine_config(config.model, config.drafters, {"path": str(policy)})
     with (
