@@ -119,7 +119,7 @@ class CompareConfig:
     concurrency: tuple[int, ...] = (1, 4, 16, 32)
     num_repeats: int = 4
     tokens_per_req: int = 16
-    min_tokens: int = 128
+    min_tokens: int = 96
     output_tokens: int = 32
     tuning_tokens_per_req: int = 8
     max_prompts_per_kind: int = 8
