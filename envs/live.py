@@ -92,11 +92,17 @@ class DraftersConfig:
         longest = max(self.max_lengths.values())
         if self.model_drafter is None:
             return {"method": "ngram", "num_speculative_tokens": longest}
-        return {
+        config: dict[str, Any] = {
             "method": self.model_drafter,
             "model": self.model,
             "num_speculative_tokens": longest,
         }
+        if self.model_drafter != "draft_model":
+            # vLLM recomputes the last cached block of every prompt for EAGLE-like drafters, which
+            # costs up to a quarter of the speed where prompts are cached and outputs are short.
+            # The drafter loses at most one position's accuracy without it, and no output changes.
+            config["disable_eagle_block_drop"] = True
+        return config
 
 
 def engine_config(
