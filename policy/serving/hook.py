@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -249,7 +250,9 @@ class SpeculationHook:
         scheduled = scheduler_output.num_scheduled_tokens
         num_scheduled = np.array([scheduled[req_id] for req_id in req_ids], np.int32)
         submitted = scheduler_output.scheduled_spec_decode_tokens
-        num_drafts = np.array([len(submitted.get(req_id, ())) for req_id in req_ids], np.int32)
+        num_drafts = np.array(
+            [_num_real_tokens(submitted.get(req_id, ())) for req_id in req_ids], np.int32
+        )
         is_sampled = ~self._runner.discard_request_mask.np[:num_reqs]
         num_tokens = batch.num_tokens_no_spec[:num_reqs].astype(np.int32)
         starts = batch.num_computed_tokens_cpu[:num_reqs].astype(np.int32)
@@ -326,3 +329,8 @@ class SpeculationHook:
             self._ngram.forget(req_ids)
         if self._model is not None:
             self._model.forget(req_ids)
+
+
+def _num_real_tokens(draft: Sequence[int]) -> int:
+    """Length of a scheduled draft; 0 for the -1s with which vLLM pads a fully cached prompt."""
+    return len(draft) if draft and draft[0] >= 0 else 0
