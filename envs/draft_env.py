@@ -222,7 +222,6 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     def _info(self, step: EngineStep, charged_s: float) -> dict[str, Any]:
         reference = self.references[self._concurrency]
         terms = step_reward(step.num_tokens, charged_s, reference)
-        record = step.record
         return {
             "reward": terms.reward,
             "reward_tokens": terms.tokens,
@@ -234,12 +233,8 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             "concurrency": self._concurrency,
             "num_finished_reqs": step.num_finished_reqs,
             "acceptance": {
-                drafter: (
-                    int(record.num_draft_tokens[record.drafter == index].sum()),
-                    int(record.num_accepted_tokens[record.drafter == index].sum()),
-                )
-                for index, drafter in enumerate(self.contract.drafters)
-                if index
+                drafter: step.record.verified(index)[1:]
+                for index, drafter in enumerate(self.contract.drafters[1:], start=1)
             },
         }
 

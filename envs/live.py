@@ -88,7 +88,7 @@ class DraftersConfig:
         return next((name for name in self.max_lengths if name in MODEL_DRAFTERS), None)
 
     def speculative_config(self) -> dict[str, Any]:
-        """VLLM's section for these drafters."""
+        """The section of vLLM for these drafters."""
         longest = max(self.max_lengths.values())
         if self.model_drafter is None:
             return {"method": "ngram", "num_speculative_tokens": longest}

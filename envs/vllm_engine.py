@@ -27,7 +27,7 @@ from .workload import Episode, WorkloadRequest
 
 @dataclass
 class _Progress:
-    """Counts between two decisions."""
+    """Counts between two decisions, named as in `EngineStep`."""
 
     num_tokens: int = 0
     step_time_s: float = 0.0
@@ -75,7 +75,7 @@ class VllmEngine:
 
     @property
     def runner(self) -> Any:
-        """VLLM's model runner."""
+        """The model runner of vLLM."""
         return self._core.model_executor.driver_worker.worker.model_runner
 
     @property
@@ -197,16 +197,7 @@ class VllmEngine:
                 self.add(request)
             decision = self.hook.pending
             if decision is not None and self._is_live(decision.record):
-                return EngineStep(
-                    decision.record,
-                    decision.observation,
-                    progress.num_tokens,
-                    progress.step_time_s,
-                    progress.num_engine_steps,
-                    progress.num_verified_tokens,
-                    progress.num_prefill_tokens,
-                    progress.num_finished_reqs,
-                )
+                return EngineStep(decision.record, decision.observation, **vars(progress))
             if decision is not None:
                 self._draft(NO_SPECULATION, progress)
             self._step_engine(progress)

@@ -11,6 +11,18 @@ from .contract import Contract
 from .errors import ContractError
 
 
+def normalise(observation: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """Clip observations to their field bounds and map those to [-1, 1].
+
+    Args:
+        observation: float32 `[rows, fields]`.
+        low: Lower field bounds, float32 `[fields]`.
+        high: Upper field bounds, float32 `[fields]`.
+    """
+    clipped = torch.minimum(torch.maximum(observation, low), high)
+    return (clipped - low) / (high - low) * 2.0 - 1.0
+
+
 class PolicyModule(nn.Module):
     """`forward(observation [rows, fields]) -> int64 [rows, 2]`: drafter index and draft length.
 
@@ -45,9 +57,7 @@ class PolicyModule(nn.Module):
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         """Choose an action for every row."""
-        clipped = torch.minimum(torch.maximum(observation, self.low), self.high)
-        normalised = (clipped - self.low) / (self.high - self.low) * 2.0 - 1.0
-        logits = self.action(self.hidden(normalised))
+        logits = self.action(self.hidden(normalise(observation, self.low, self.high)))
         drafter = logits[:, : self.num_drafters].argmax(dim=1)
         length = logits[:, self.num_drafters :].argmax(dim=1)
         return torch.stack((drafter, length), dim=1)

@@ -115,3 +115,16 @@ class StepRecord:
     def num_rows(self) -> int:
         """Requests a decision can be taken for."""
         return len(self.req_ids)
+
+    def verified(self, drafter: int) -> tuple[int, int, int]:
+        """Drafts of a drafter verified in the step, their tokens, and the accepted ones.
+
+        Args:
+            drafter: Index of the drafter.
+        """
+        used = self.drafter == drafter
+        return (
+            int(used.sum()),
+            int(self.num_draft_tokens[used].sum()),
+            int(self.num_accepted_tokens[used].sum()),
+        )

@@ -145,6 +145,7 @@ def test_an_override_reaches_the_dataclass():
         (["checkpoint_every=0"], "checkpoint_every is 0; make it 1 or more."),
         (["compare.concurrency=[]"], "compare.concurrency is []; list whole numbers"),
         (["compare.min_tokens=0"], "compare.min_tokens is 0; make it 1 or more."),
+        (["compare.output_tokens=0"], "compare.output_tokens is 0; make it 1 or more."),
         (["workload.concurrency=[1,999]"], "A load of 999 requests exceeds model.max_num_seqs"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

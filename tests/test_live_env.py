@@ -71,15 +71,11 @@ def test_a_seed_gives_the_same_prompts_load_and_observations(engine):
     # rollout computed prompts that the second found cached.
     stable = [
         index
-        for index, name in enumerate(envs_field_names(engine))
+        for index, name in enumerate(engine.contract.field_names)
         if name not in ("kv_cache_usage", "num_prefill_tokens_log2", "eagle3_pending_tokens_log2")
         and not _is_history(name)
     ]
     np.testing.assert_array_equal(first[:, stable], second[:, stable])
-
-
-def envs_field_names(engine):
-    return engine.contract.field_names
 
 
 def _is_history(name):

@@ -52,8 +52,7 @@ def export(path: Path, contract: Contract = CONTRACT, action: tuple[int, int] | 
 
 def engine_settings(**policy):
     """Keyword arguments of `vllm.LLM` for an engine with the plugin."""
-    config = engine_config(live.MODEL, live.DRAFTERS, policy)
-    return {**config.engine_args(), "async_scheduling": False}
+    return engine_config(live.MODEL, live.DRAFTERS, policy).engine_args()
 
 
 def vllm_config(**changes):

@@ -102,6 +102,7 @@ class SpeculationHook:
                 dormant_after=settings.dormant_after,
                 max_pending_tokens=settings.max_pending_tokens,
             )
+        self._engine_rows = np.zeros(0, np.intp)
         self._drafted: dict[str, _Drafted] = {}
         self._known_req_ids: set[str] = set()
         self._captured: tuple[Any, ...] | None = None
@@ -184,12 +185,12 @@ class SpeculationHook:
         return DraftTokenIds(list(record.req_ids), drafts)
 
     def _count(self, record: StepRecord) -> None:
-        for index, drafter in enumerate(self.contract.drafters):
-            used = record.drafter == index
-            if index and used.any():
-                self.num_drafts[drafter] += int(used.sum())
-                self.num_draft_tokens[drafter] += int(record.num_draft_tokens[used].sum())
-                self.num_accepted_tokens[drafter] += int(record.num_accepted_tokens[used].sum())
+        for index, drafter in enumerate(self.contract.drafters[1:], start=1):
+            num_drafts, num_draft_tokens, num_accepted_tokens = record.verified(index)
+            if num_drafts:
+                self.num_drafts[drafter] += num_drafts
+                self.num_draft_tokens[drafter] += num_draft_tokens
+                self.num_accepted_tokens[drafter] += num_accepted_tokens
 
     def _read_overdue(self) -> None:
         """Let the model drafter bound its backlog, now that it has drafted where it was chosen."""

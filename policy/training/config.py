@@ -128,7 +128,7 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         counts = ("num_repeats", "tokens_per_req", "min_tokens", "tuning_tokens_per_req")
-        _check_least("compare", self, 1, (*counts, "max_prompts_per_kind"))
+        _check_least("compare", self, 1, (*counts, "output_tokens", "max_prompts_per_kind"))
         for name in ("concurrency", "ngram_lengths", "model_lengths"):
             values = getattr(self, name)
             if not values or min(values) < 1:

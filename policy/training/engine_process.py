@@ -173,6 +173,7 @@ class _Server:
         self._engine = engine
         tokenizer = load_tokenizer(model)
         self._workloads = {split: Workload(workload, split, tokenizer) for split in SPLITS}
+        self._controllers: dict[Setting, Controller] = {}
 
     def read_prompts(self, split: Split) -> None:
         self._engine.read_prompts(self._workloads[split].prompts())
@@ -180,7 +181,9 @@ class _Server:
     def serve(self, setting: Setting, block: Block) -> BlockResult:
         hook = self._engine.hook
         if hook is not None:
-            hook.controller = self._controller(setting)
+            if setting not in self._controllers:
+                self._controllers[setting] = self._controller(setting)
+            hook.controller = self._controllers[setting]
         before = self._counts()
         episode = self._workloads[block.split].episode(block.seed, block.concurrency)
         served = self._engine.serve(episode, block.num_tokens)

@@ -15,7 +15,7 @@ from torch import nn
 from envs.draft_env import DraftEnv
 
 from ..contract import Contract
-from ..module import PolicyModule
+from ..module import PolicyModule, normalise
 from .config import PpoConfig
 
 
@@ -36,8 +36,7 @@ class ContractNormaliser(BaseFeaturesExtractor):
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         """Clip and scale, float32 `[rows, fields]`."""
-        clipped = torch.minimum(torch.maximum(observation, self.low), self.high)
-        return (clipped - self.low) / (self.high - self.low) * 2.0 - 1.0
+        return normalise(observation, self.low, self.high)
 
 
 def make_vec_env(env: DraftEnv) -> DummyVecEnv:

@@ -38,12 +38,12 @@ class TrainResult:
 
     Attributes:
         folder: The run's folder.
-        policy: The exported policy; None if the run was interrupted before its first rollout.
+        policy: The exported policy.
         interrupted: Whether a signal ended the training.
     """
 
     folder: Path
-    policy: Path | None
+    policy: Path
     interrupted: bool
 
 
@@ -66,7 +66,7 @@ def train(config: TrainConfig, resolved: Resolved) -> TrainResult:
     exit_code = 1
     try:
         result = _train_and_export(config, resolved, folder, checkpoint, tracking)
-        if config.compare.enabled and result.policy is not None and not result.interrupted:
+        if config.compare.enabled and not result.interrupted:
             evaluation = evaluate(config, result.policy, folder / "untrained" / "policy.pt", folder)
             _report(evaluation, folder, tracking)
         exit_code = 0
