@@ -1,37 +1,23 @@
-"""Step-time model, fitted online to live steps: what a step's shape costs on this machine.
+"""Cost model: what a step's shape costs, in seconds, linear in the work at each load.
 
-Live times are noisy, above all on shared cores, while the time that an action is charged for
-depends on the step's shape only. Around each load (powers of two of the running requests) the
-time is close to linear in what was computed, so one small regression per load predicts it; its
-weights are not negative, since more work never takes less time.
+Weights are given at a few numbers of running requests and interpolated between them; none is
+negative, so more tokens never take less time. They are fitted to timed live steps
+(`envs.cost_fit`), read from a file, or given, as for the paper's H100.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
-_MIN_STEPS = 16
-"""Steps seen at a load before its predictions are used."""
-
-_MIN_SEEN = 8
-"""Steps with some kind of work before a step with that work is predicted."""
-
-_WINDOW = 384
-"""Recent steps per load that count: the machine's speed may drift."""
-
-_REFIT_EVERY = 8
-"""New steps after which the weights are computed again."""
-
-_MAX_RATIO = 1.5
-"""A step that took this many times its expected time was disturbed and does not count."""
-
-_NUM_FITS = 4
-"""Fits of which each leaves out what the one before found disturbed."""
+from policy.contract import Contract
+from policy.errors import ConfigError
+from policy.step import StepRecord
 
 
 @dataclass(frozen=True)
@@ -39,138 +25,178 @@ class StepShape:
     """What the engine computed between two decisions.
 
     Attributes:
+        num_running_reqs: Requests in the (last) engine step.
         num_engine_steps: Engine steps, prefill-only ones included.
-        num_running_reqs: Requests in the last of them.
         num_verified_tokens: Tokens of the target that were not prompt tokens.
+        num_context_tokens: Context that the target attended to, summed over the requests.
         num_prefill_tokens: Prompt tokens of the target.
+        num_model_drafts: Times the model drafter was asked for drafts.
         num_draft_passes: Forward passes of the model drafter.
         num_draft_pass_tokens: Tokens in those passes.
+        num_draft_context_tokens: Context of the requests it drafted for.
     """
 
-    num_engine_steps: int
     num_running_reqs: int
-    num_verified_tokens: int
-    num_prefill_tokens: int
-    num_draft_passes: int
-    num_draft_pass_tokens: int
+    num_engine_steps: int = 1
+    num_verified_tokens: int = 0
+    num_context_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_model_drafts: int = 0
+    num_draft_passes: int = 0
+    num_draft_pass_tokens: int = 0
+    num_draft_context_tokens: int = 0
 
     def features(self) -> np.ndarray:
-        """Regressors of the step time, float64 `[5]`; the prefill's is last."""
-        return np.array(
-            [
-                self.num_engine_steps,
-                self.num_verified_tokens / 16,
-                self.num_draft_passes,
-                self.num_draft_pass_tokens / 16,
-                self.num_prefill_tokens / 64,
-            ],
-            np.float64,
-        )
+        """The work of the step in the order of `FEATURES`, float64."""
+        return np.array([getattr(self, name) for name in FEATURES], np.float64)
+
+    def followed_by(self, later: StepShape) -> StepShape:
+        """This work and some later work, under the later load."""
+        work = {name: getattr(self, name) + getattr(later, name) for name in FEATURES}
+        return StepShape(num_running_reqs=later.num_running_reqs, **work)
 
 
-class OnlineCostModel:
-    """Expected engine time of a step, in seconds.
+NO_WORK = StepShape(num_running_reqs=0, num_engine_steps=0)
 
-    Example:
-        >>> model = OnlineCostModel()
-        >>> for tokens in range(1, 40):
-        ...     model.add(StepShape(1, 1, tokens, 0, 0, 0), step_time_s=0.01 + 0.001 * tokens)
-        >>> round(model.expected_s(StepShape(1, 1, 20, 0, 0, 0)), 3)
-        0.03
+FEATURES = tuple(field.name for field in fields(StepShape))[1:]
+"""Regressors of the step time; `CostModel.weights_s` has one column for each."""
+
+_PREFILL = FEATURES.index("num_prefill_tokens")
+
+
+def shape_of(record: StepRecord, contract: Contract) -> StepShape:
+    """What one engine step computed.
+
+    Args:
+        record: The step.
+        contract: Names the drafters of the record.
     """
-
-    def __init__(self) -> None:
-        self._loads: dict[int, _LoadModel] = {}
-
-    def add(self, shape: StepShape, step_time_s: float) -> None:
-        """Learn from one measured step."""
-        self._load_model(shape).add(shape.features(), step_time_s)
-
-    def expected_s(self, shape: StepShape) -> float | None:
-        """Expected seconds of a step, or None while its load or its work is hardly known."""
-        fit = self._load_model(shape).current_fit()
-        features = shape.features()
-        if fit is None or (fit.num_seen[features > 0] < _MIN_SEEN).any():
-            return None
-        return float(fit.weights @ features)
-
-    def prefill_s(self, shape: StepShape) -> float:
-        """The part of the expected time that prompt tokens took; 0 while unknown."""
-        fit = self._load_model(shape).current_fit()
-        return 0.0 if fit is None else float(fit.weights[-1] * shape.features()[-1])
-
-    def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on exactly; JSON-ready."""
-        return {str(load): model.state_dict() for load, model in self._loads.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
-        self._loads = {int(load): _LoadModel.from_state(model) for load, model in state.items()}
-
-    def _load_model(self, shape: StepShape) -> _LoadModel:
-        load = round(np.log2(max(1, shape.num_running_reqs)))
-        return self._loads.setdefault(load, _LoadModel())
+    model_drafters = [contract.drafters.index(drafter) for drafter in contract.model_drafters]
+    drafted = np.isin(record.drafter, model_drafters)
+    return StepShape(
+        num_running_reqs=record.num_running_reqs,
+        num_verified_tokens=record.num_scheduled_tokens - record.num_prefill_tokens,
+        num_context_tokens=int(record.num_context_tokens.sum()),
+        num_prefill_tokens=record.num_prefill_tokens,
+        num_model_drafts=int(drafted.any()),
+        num_draft_passes=record.num_draft_passes,
+        num_draft_pass_tokens=record.num_draft_pass_tokens,
+        num_draft_context_tokens=int(record.num_context_tokens[drafted].sum()),
+    )
 
 
 @dataclass(frozen=True)
-class _Fit:
-    """A regression: seconds per unit of each feature, and how many steps had any of it."""
+class CostModel:
+    """Expected engine time of a step.
 
-    weights: np.ndarray
-    num_seen: np.ndarray
+    Attributes:
+        loads: Numbers of running requests at which weights are given, ascending, float64.
+        weights_s: Seconds per unit of each feature, float64 `[loads, FEATURES]`; between two
+            loads they are interpolated, beyond the ends the last ones hold.
+        token_draft_share: Share of the target's time (steps, verified and context tokens) that
+            looking up drafts adds to a step in which a token drafter drafts.
 
+    Raises:
+        ConfigError: If a weight is negative or the shapes do not fit.
 
-@dataclass
-class _LoadModel:
-    """Recent steps at one load and the regression through them."""
+    Example:
+        >>> model = CostModel.from_weights({"num_engine_steps": 0.01, "num_verified_tokens": 0.001})
+        >>> round(model.expected_s(StepShape(num_running_reqs=4, num_verified_tokens=20)), 6)
+        0.03
+    """
 
-    steps: deque[tuple[np.ndarray, float]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    fit: _Fit | None = None
-    num_unfitted: int = 0
+    loads: np.ndarray
+    weights_s: np.ndarray
+    token_draft_share: float = 0.0
 
-    def add(self, features: np.ndarray, step_time_s: float) -> None:
-        self.steps.append((features, step_time_s))
-        self.num_unfitted += 1
-
-    def current_fit(self) -> _Fit | None:
-        """The regression, computed anew when due; None while too few steps are known."""
-        if len(self.steps) < _MIN_STEPS:
-            return None
-        if self.fit is None or self.num_unfitted >= _REFIT_EVERY:
-            features = np.stack([row for row, _ in self.steps])
-            self.fit = _fit(features, np.array([step_time_s for _, step_time_s in self.steps]))
-            self.num_unfitted = 0
-        return self.fit
-
-    def state_dict(self) -> dict[str, Any]:
-        fit = self.fit
-        return {
-            "steps": [[*features.tolist(), step_time_s] for features, step_time_s in self.steps],
-            "fit": None if fit is None else [fit.weights.tolist(), fit.num_seen.tolist()],
-            "num_unfitted": self.num_unfitted,
-        }
+    def __post_init__(self) -> None:
+        if self.weights_s.shape != (len(self.loads), len(FEATURES)) or not len(self.loads):
+            raise ConfigError(
+                f"A cost model needs {len(FEATURES)} weights at each of its loads, not "
+                f"{list(self.weights_s.shape)}; fit it anew with scripts/collect.py."
+            )
+        if (np.diff(self.loads) <= 0).any() or self.loads[0] < 1:
+            raise ConfigError("A cost model's loads must ascend from 1 or more; sort them.")
+        if not ((self.weights_s >= 0) & np.isfinite(self.weights_s)).all():
+            raise ConfigError(
+                "A cost model has a negative weight: more work would take less time; fit it anew."
+            )
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> _LoadModel:
-        model = cls(num_unfitted=state["num_unfitted"])
-        model.steps.extend((np.array(row[:-1]), row[-1]) for row in state["steps"])
-        if state["fit"] is not None:
-            model.fit = _Fit(*(np.array(column) for column in state["fit"]))
-        return model
+    def from_weights(
+        cls, weights_s: Mapping[str, float], token_draft_share: float = 0.0
+    ) -> CostModel:
+        """The same given constants at every load.
+
+        Args:
+            weights_s: Seconds per unit of a feature; features left out cost nothing.
+            token_draft_share: See the class.
+
+        Raises:
+            ConfigError: If a feature is unknown.
+        """
+        if unknown := sorted(set(weights_s) - set(FEATURES)):
+            raise ConfigError(
+                f"Unknown cost feature '{unknown[0]}'; choose from {', '.join(FEATURES)}."
+            )
+        row = [weights_s.get(name, 0.0) for name in FEATURES]
+        return cls(np.ones(1), np.array([row], np.float64), token_draft_share)
+
+    def weights_at(self, num_running_reqs: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Weights at some loads, float64 `[loads, FEATURES]`."""
+        columns = [np.interp(num_running_reqs, self.loads, column) for column in self.weights_s.T]
+        return np.stack(columns, axis=-1)
+
+    def expected_s(self, shape: StepShape) -> float:
+        """Expected seconds of a step, token drafters' look-ups left out."""
+        return float(self.weights_at([shape.num_running_reqs])[0] @ shape.features())
+
+    def prefill_s(self, shape: StepShape) -> float:
+        """The part of it that prompt tokens take."""
+        weight_s = self.weights_at([shape.num_running_reqs])[0, _PREFILL]
+        return float(weight_s * shape.num_prefill_tokens)
+
+    def add(self, shape: StepShape, step_time_s: float) -> None:
+        """Given constants do not learn; `OnlineCostModel` does."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "features": list(FEATURES),
+            "loads": self.loads.tolist(),
+            "weights_s": self.weights_s.tolist(),
+            "token_draft_share": self.token_draft_share,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Given constants have no state of their own."""
 
 
-def _fit(features: np.ndarray, times_s: np.ndarray) -> _Fit:
-    """Least squares of relative errors, in which disturbed steps do not count.
+def read_cost_model(path: Path) -> CostModel:
+    """Read the `cost_model` section of a JSON file that `scripts/collect.py` wrote.
 
-    The first fit takes errors relative to the measured time, so that a disturbed step weighs
-    little, whatever its length, while a step that is long by its shape counts like any other.
+    Raises:
+        ConfigError: If the file is missing, damaged, or of other features.
     """
-    scale_s, counts = np.maximum(times_s, 1e-6), np.ones(len(times_s), bool)
-    for _ in range(_NUM_FITS):
-        relative = features[counts] / scale_s[counts, None]
-        weights, _ = nnls(relative, times_s[counts] / scale_s[counts], maxiter=100)
-        scale_s = np.maximum(features @ weights, 1e-6)
-        counts = times_s <= _MAX_RATIO * scale_s
-        if not counts.any():
-            break
-    return _Fit(weights, (features > 0).sum(axis=0))
+    try:
+        section = json.loads(path.read_text())["cost_model"]
+        features = tuple(section["features"])
+        model = (
+            np.array(section["loads"], np.float64),
+            np.array(section["weights_s"], np.float64),
+            float(section["token_draft_share"]),
+        )
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"There is no cost model {path}; make one with scripts/collect.py."
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is no cost model of draftgym; make one with scripts/collect.py."
+        ) from error
+    if features != FEATURES:
+        raise ConfigError(
+            f"{path} prices other work ({', '.join(features)}) than this draftgym knows; fit it "
+            "anew with scripts/collect.py."
+        )
+    return CostModel(*model)

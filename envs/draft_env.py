@@ -9,7 +9,7 @@ What the observation remembers of past acceptance outlives an episode, as it doe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +18,9 @@ import numpy as np
 
 from policy.errors import ConfigError, EngineError
 
-from .cost_model import OnlineCostModel, StepShape
+from .cost_model import CostModel
 from .engine import NO_SPECULATION, Engine, EngineStep
+from .online_cost_model import OnlineCostModel
 from .reward import LoadReference, RewardConfig, step_reward
 from .workload import Episode, Workload
 
@@ -57,6 +58,8 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         config: What an episode is.
         reward: How steps are charged.
         render_mode: None or `ansi`.
+        cost_model: Prices of steps; None learns them from the measured times.
+        references: No speculation by load; loads left out are measured when they first come.
 
     Raises:
         EngineError: If the engine cannot be started, or failed several times in a row.
@@ -71,12 +74,14 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         config: EpisodeConfig,
         reward: RewardConfig,
         render_mode: str | None = None,
+        cost_model: OnlineCostModel | CostModel | None = None,
+        references: Mapping[int, LoadReference] | None = None,
     ) -> None:
         if render_mode not in (None, "ansi"):
             raise ConfigError(f"render_mode is '{render_mode}'; make it None or 'ansi'.")
         self.render_mode = render_mode
-        self.cost_model = OnlineCostModel()
-        self.references: dict[int, LoadReference] = {}
+        self.cost_model = OnlineCostModel() if cost_model is None else cost_model
+        self.references = dict(references or {})
         self._make_engine = make_engine
         self._workload = workload
         self._config = config
@@ -203,7 +208,7 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         while len(times_s) < self._config.calibration_steps:
             step = self._engine.step(NO_SPECULATION)
             self._learn_cost(step)
-            if step.num_prefill_tokens == 0:
+            if step.shape.num_prefill_tokens == 0:
                 times_s.append(step.step_time_s)
         step_time_s = float(np.median(times_s))
         self.references[episode.concurrency] = LoadReference(
@@ -212,7 +217,7 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
     def _learn_cost(self, step: EngineStep) -> float:
         """Teach the cost model and return the seconds this step is charged."""
-        shape = shape_of(step)
+        shape = step.shape
         self.cost_model.add(shape, step.step_time_s)
         expected_s = self.cost_model.expected_s(replace(shape, num_prefill_tokens=0))
         if self._reward.time_source == "measured" or expected_s is None:
@@ -258,15 +263,3 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
                 f"The engine failed {self._num_failures} times in a row ({error}); lower "
                 "max_num_seqs or the KV cache, or look at vLLM's log."
             ) from error
-
-
-def shape_of(step: EngineStep) -> StepShape:
-    """What the engine computed in an env step, for the cost model."""
-    return StepShape(
-        num_engine_steps=step.num_engine_steps,
-        num_running_reqs=step.record.num_running_reqs,
-        num_verified_tokens=step.num_verified_tokens,
-        num_prefill_tokens=step.num_prefill_tokens,
-        num_draft_passes=step.record.num_draft_passes,
-        num_draft_pass_tokens=step.record.num_draft_pass_tokens,
-    )

@@ -12,6 +12,7 @@ from policy.contract import Contract
 from policy.serving.config import CONFIG_KEY
 from policy.step import StepRecord
 
+from .cost_model import StepShape
 from .workload import Episode
 
 NO_SPECULATION = np.zeros((1, 2), np.int64)
@@ -102,20 +103,17 @@ class EngineStep:
         observation: Its observation, float32 `[rows, fields]`.
         num_tokens: Output tokens emitted since the last decision.
         step_time_s: Engine time since the last decision: drafting, verifying, prefill steps.
-        num_engine_steps: Engine steps since the last decision; 1 unless prefills came between.
-        num_verified_tokens: Tokens of the target since the last decision, prompts excluded.
-        num_prefill_tokens: Prompt tokens since the last decision.
         num_finished_reqs: Requests that ended since the last decision.
+        shape: What was computed since the last decision; one engine step unless prefills came
+            between.
     """
 
     record: StepRecord
     observation: np.ndarray
     num_tokens: int
     step_time_s: float
-    num_engine_steps: int
-    num_verified_tokens: int
-    num_prefill_tokens: int
     num_finished_reqs: int
+    shape: StepShape
 
 
 @dataclass(frozen=True)

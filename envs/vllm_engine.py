@@ -21,20 +21,20 @@ from policy.contract import Contract
 from policy.errors import DraftgymError, EngineError
 from policy.step import StepRecord
 
+from .cost_model import NO_WORK, StepShape, shape_of
 from .engine import NO_SPECULATION, EngineConfig, EngineStep, ServedBlock
 from .workload import Episode, WorkloadRequest
 
 
 @dataclass
 class _Progress:
-    """Counts between two decisions, named as in `EngineStep`."""
+    """What happened between two decisions, named as in `EngineStep`."""
 
     num_tokens: int = 0
     step_time_s: float = 0.0
-    num_engine_steps: int = 0
-    num_verified_tokens: int = 0
-    num_prefill_tokens: int = 0
     num_finished_reqs: int = 0
+    num_engine_steps: int = 0
+    shape: StepShape = NO_WORK
 
 
 class VllmEngine:
@@ -197,7 +197,14 @@ class VllmEngine:
                 self.add(request)
             decision = self.hook.pending
             if decision is not None and self._is_live(decision.record):
-                return EngineStep(decision.record, decision.observation, **vars(progress))
+                return EngineStep(
+                    decision.record,
+                    decision.observation,
+                    progress.num_tokens,
+                    progress.step_time_s,
+                    progress.num_finished_reqs,
+                    progress.shape,
+                )
             if decision is not None:
                 self._draft(NO_SPECULATION, progress)
             self._step_engine(progress)
@@ -218,9 +225,9 @@ class VllmEngine:
         self._count_time(time.perf_counter() - began_s, progress)
         progress.num_engine_steps += 1
         if self.hook is not None:
-            record = self.hook.last_record
-            progress.num_prefill_tokens += record.num_prefill_tokens
-            progress.num_verified_tokens += record.num_scheduled_tokens - record.num_prefill_tokens
+            progress.shape = progress.shape.followed_by(
+                shape_of(self.hook.last_record, self.contract)
+            )
         emitted = {output.request_id: list(output.outputs[0].token_ids) for output in outputs}
         progress.num_tokens += sum(len(token_ids) for token_ids in emitted.values())
         for output in outputs:

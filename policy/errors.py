@@ -19,3 +19,7 @@ class EngineError(DraftgymError):
 
 class ConfigError(DraftgymError):
     """A configured value is unknown or out of range."""
+
+
+class TraceError(DraftgymError):
+    """A trace file is damaged, of another version, or does not fit what it is used for."""

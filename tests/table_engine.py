@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from envs.cost_model import shape_of
 from envs.draft_env import DraftEnv, EpisodeConfig
 from envs.engine import EngineStep
 from envs.reward import RewardConfig
@@ -68,10 +69,8 @@ class TableEngine:
             observation=self.builder.update(record),
             num_tokens=int(record.num_emitted_tokens.sum()),
             step_time_s=0.02 + 0.001 * rows * (1 + length) + 0.004 * record.num_draft_passes,
-            num_engine_steps=1,
-            num_verified_tokens=rows * (1 + length),
-            num_prefill_tokens=0,
             num_finished_reqs=0,
+            shape=shape_of(record, CONTRACT),
         )
 
 

@@ -7,8 +7,9 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-import envs.cost_model
-from envs.cost_model import OnlineCostModel, StepShape
+import envs.online_cost_model
+from envs.cost_model import StepShape
+from envs.online_cost_model import OnlineCostModel
 
 SECONDS = {
     "num_engine_steps": 0.020,
@@ -107,7 +108,7 @@ def test_more_work_is_never_predicted_to_take_less_time(outliers):
 
 def test_nothing_is_predicted_while_a_load_is_hardly_known():
     model = OnlineCostModel()
-    plain = StepShape(1, 8, 8, 0, 0, 0)
+    plain = StepShape(num_running_reqs=8, num_verified_tokens=8)
     for _ in range(15):
         model.add(plain, true_s(plain))
         assert model.expected_s(plain) is None
@@ -118,8 +119,10 @@ def test_nothing_is_predicted_while_a_load_is_hardly_known():
 
 def test_nothing_is_predicted_for_work_that_was_hardly_seen():
     """After a calibration without speculation, the first drafts are not taken for free."""
-    model, plain = OnlineCostModel(), StepShape(1, 8, 8, 0, 0, 0)
-    drafted = StepShape(1, 8, 24, 0, 2, 24)
+    model, plain = OnlineCostModel(), StepShape(num_running_reqs=8, num_verified_tokens=8)
+    drafted = StepShape(
+        num_running_reqs=8, num_verified_tokens=24, num_draft_passes=2, num_draft_pass_tokens=24
+    )
     for _ in range(40):
         model.add(plain, true_s(plain))
     assert model.expected_s(plain) == pytest.approx(true_s(plain))
@@ -168,6 +171,6 @@ def test_a_machine_that_became_slower_is_followed():
 
 
 def test_the_example_in_the_docstring_holds():
-    results = doctest.testmod(envs.cost_model)
+    results = doctest.testmod(envs.online_cost_model)
     assert results.attempted > 0
     assert results.failed == 0
