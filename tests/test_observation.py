@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from policy.contract import Contract
-from policy.observation import DECAY, ObservationBuilder
+from policy.features import DECAY
+from policy.observation import ObservationBuilder
 
 from .step_history import DRAFTERS, LENGTHS, held_bytes, random_history, random_step
 

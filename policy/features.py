@@ -1,0 +1,294 @@
+"""The feature code: one compiled function from step rows to observation rows.
+
+`ObservationBuilder` calls it for every step of a live engine, the simulator for every step of
+thousands of replayed ones: there is no second version that could see something else.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from .contract import MODEL_DRAFTERS, NONE, NUM_ACCEPTANCE_POSITIONS, Contract
+
+DECAY = 0.98
+"""Weight that past samples keep when a step brings a newer one: about 50 such steps of memory."""
+
+NEVER = 1024
+"""Steps since a draft that never was: beyond the field's upper bound."""
+
+_PRIOR_RATE = 0.5
+"""Acceptance assumed, with the weight of one draft, before anything was verified."""
+
+_LENGTH = NUM_ACCEPTANCE_POSITIONS
+"""Samples of a drafter: acceptance by position, acceptance length, and two of its own kind."""
+_NUM_SAMPLES = _LENGTH + 3
+_COUNTERFACTUAL = _TOP1 = _LENGTH + 1
+_EXPECTED = _LENGTH + 2
+
+
+class Layout(NamedTuple):
+    """What the feature code needs of a contract.
+
+    Attributes:
+        is_model: Whether each drafter but `none` runs a model, uint8 `[drafters - 1]`.
+        prior: Samples assumed before the first one, float32 `[drafters - 1, samples]`.
+        is_log2: Whether a field is a logarithm, uint8 `[fields]`.
+        low: Lower bounds, float32 `[fields]`.
+        high: Upper bounds, float32 `[fields]`.
+    """
+
+    is_model: np.ndarray
+    prior: np.ndarray
+    is_log2: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def of(cls, contract: Contract) -> Layout:
+        """The layout of a contract."""
+        is_model = [drafter in MODEL_DRAFTERS for drafter in contract.drafters if drafter != NONE]
+        prior = np.full((len(is_model), _NUM_SAMPLES), _PRIOR_RATE, np.float32)
+        prior[:, _LENGTH] = 1 + _PRIOR_RATE
+        prior[~np.array(is_model, bool), _COUNTERFACTUAL] = 0
+        is_log2 = [name.endswith("_log2") for name in contract.field_names]
+        return cls(
+            np.array(is_model, np.uint8),
+            prior,
+            np.array(is_log2, np.uint8),
+            contract.low,
+            contract.high,
+        )
+
+
+class History(NamedTuple):
+    """What past steps say about each drafter, one slot per request or one for the batch.
+
+    Attributes:
+        total: Decayed sums of the samples, float32 `[slots, drafters - 1, samples]`.
+        weight: Decayed numbers of the samples, of the same shape.
+        steps_since: Steps since each drafter was verified, float32 `[slots, drafters - 1]`.
+    """
+
+    total: np.ndarray
+    weight: np.ndarray
+    steps_since: np.ndarray
+
+    @classmethod
+    def of(cls, contract: Contract, num_slots: int) -> History:
+        """A history of nothing."""
+        num_drafters = len(contract.drafters) - 1
+        return cls(
+            np.zeros((num_slots, num_drafters, _NUM_SAMPLES), np.float32),
+            np.zeros((num_slots, num_drafters, _NUM_SAMPLES), np.float32),
+            np.full((num_slots, num_drafters), NEVER, np.float32),
+        )
+
+    def doubled(self) -> History:
+        """The same with as many empty slots behind."""
+        return History(
+            np.concatenate([self.total, np.zeros_like(self.total)]),
+            np.concatenate([self.weight, np.zeros_like(self.weight)]),
+            np.concatenate([self.steps_since, np.full_like(self.steps_since, NEVER)]),
+        )
+
+    def clear(self, slot: int) -> None:
+        """Forget one slot."""
+        self.total[slot] = self.weight[slot] = 0
+        self.steps_since[slot] = NEVER
+
+
+class RowTable(NamedTuple):
+    """The rows of a `StepRecord`, in arrays that may be longer than the record.
+
+    Attributes:
+        num_context_tokens: int32 `[rows]`.
+        temperature: float32 `[rows]`.
+        drafter: int32 `[rows]`.
+        num_draft_tokens: int32 `[rows]`.
+        num_accepted_tokens: int32 `[rows]`.
+        num_emitted_tokens: int32 `[rows]`.
+        told: What each drafter but `none` tells of itself, int32 `[drafters - 1, 4, rows]`: match
+            length, matches, tokens on offer and counterfactually accepted tokens (-1: no sample)
+            of a token drafter; freshness and pending tokens of a model drafter.
+        survival: Survival of the model drafter's verified drafts, float32 `[rows, max length]`;
+            NaN elsewhere.
+    """
+
+    num_context_tokens: np.ndarray
+    temperature: np.ndarray
+    drafter: np.ndarray
+    num_draft_tokens: np.ndarray
+    num_accepted_tokens: np.ndarray
+    num_emitted_tokens: np.ndarray
+    told: np.ndarray
+    survival: np.ndarray
+
+    @classmethod
+    def empty(cls, contract: Contract, *shape: int) -> RowTable:
+        """Arrays of a shape whose last axis is the rows; its other axes come first."""
+        *outer, rows = shape
+        length = max(1, contract.max_num_speculative_tokens)
+        return cls(
+            np.zeros(shape, np.int32),
+            np.zeros(shape, np.float32),
+            np.zeros(shape, np.int32),
+            np.zeros(shape, np.int32),
+            np.zeros(shape, np.int32),
+            np.zeros(shape, np.int32),
+            np.zeros((*outer, len(contract.drafters) - 1, 4, rows), np.int32),
+            np.full((*outer, rows, length), np.nan, np.float32),
+        )
+
+
+@njit(nogil=True)
+def observe(
+    layout: Layout,
+    history: History,
+    slots: np.ndarray,
+    load: np.ndarray,
+    table: RowTable,
+    num_rows: int,
+    out: np.ndarray,
+) -> None:  # pragma: no cover - compiled
+    """Take in one step and write the observation of the decision after it.
+
+    Args:
+        layout: Of the contract.
+        history: Changed in place.
+        slots: History slot of each observation row, int64 `[1]` for the batch or `[rows]`.
+        load: Running and waiting requests, KV-cache usage, prefill tokens, float32 `[4]`.
+        table: The step's rows, of which the first `num_rows` count.
+        num_rows: Rows of the step.
+        out: Observation rows, float32 `[slots, fields]`.
+    """
+    if len(slots) == 1 and num_rows != 1:
+        _observe_group(layout, history, slots[0], load, table, 0, num_rows, out[0])
+        return
+    for row in range(num_rows):
+        _observe_group(layout, history, slots[row], load, table, row, row + 1, out[row])
+
+
+@njit(nogil=True)
+def _observe_group(
+    layout: Layout,
+    history: History,
+    slot: int,
+    load: np.ndarray,
+    table: RowTable,
+    first: int,
+    last: int,
+    out: np.ndarray,
+) -> None:  # pragma: no cover - compiled
+    """One observation row over the step's rows `[first, last)`; fields as in the contract."""
+    num_drafters = len(layout.is_model)
+    count = last - first
+    out[0] = load[0]
+    out[1] = load[1]
+    out[2] = load[2]
+    out[3] = _mean(table.num_context_tokens, first, last)
+    out[4] = load[3]
+    out[5] = _mean(table.temperature, first, last)
+    field = 6
+    for index in range(num_drafters):
+        used = _add_samples(layout, history, slot, table, index, first, last)
+        if used:
+            history.steps_since[slot, index] = 0
+        else:
+            history.steps_since[slot, index] += 1
+        for sample in range(_LENGTH + 1):
+            out[field + sample] = _recent(layout, history, slot, index, sample)
+        field += _LENGTH + 1
+        out[field] = history.steps_since[slot, index]
+        told = table.told[index]
+        if layout.is_model[index]:
+            out[field + 1] = _mean(told[0], first, last)
+            out[field + 2] = _mean(told[1], first, last)
+            out[field + 3] = _recent(layout, history, slot, index, _TOP1)
+            out[field + 4] = _recent(layout, history, slot, index, _EXPECTED)
+            field += 5
+        else:
+            num_offers = 0
+            for row in range(first, last):
+                num_offers += told[2, row] > 0
+            out[field + 1] = num_offers / count
+            out[field + 2] = _mean(told[0], first, last)
+            out[field + 3] = _mean(told[1], first, last)
+            out[field + 4] = _mean(told[2], first, last)
+            out[field + 5] = _recent(layout, history, slot, index, _COUNTERFACTUAL)
+            field += 6
+    for index in range(num_drafters + 1):
+        out[field + index] = 0
+    for row in range(first, last):
+        out[field + table.drafter[row]] += 1
+    for index in range(num_drafters + 1):
+        out[field + index] /= count
+    field += num_drafters + 1
+    out[field] = _mean(table.num_draft_tokens, first, last)
+    out[field + 1] = _mean(table.num_emitted_tokens, first, last)
+    for index in range(len(out)):
+        value = out[index]
+        if layout.is_log2[index]:
+            value = np.log2(1 + value)
+        out[index] = min(max(value, layout.low[index]), layout.high[index])
+
+
+@njit(nogil=True)
+def _add_samples(
+    layout: Layout,
+    history: History,
+    slot: int,
+    table: RowTable,
+    index: int,
+    first: int,
+    last: int,
+) -> bool:  # pragma: no cover - compiled
+    """Age one drafter's history by what the step adds to it; whether the drafter was verified."""
+    sums = np.zeros(_NUM_SAMPLES, np.float32)
+    counts = np.zeros(_NUM_SAMPLES, np.float32)
+    used = False
+    for row in range(first, last):
+        if table.drafter[row] == index + 1:
+            used = True
+            for position in range(min(_LENGTH, table.num_draft_tokens[row])):
+                counts[position] += 1
+                sums[position] += table.num_accepted_tokens[row] > position
+            counts[_LENGTH] += 1
+            sums[_LENGTH] += table.num_emitted_tokens[row]
+        if layout.is_model[index]:
+            if not np.isnan(table.survival[row, 0]):
+                counts[_TOP1] += 1
+                sums[_TOP1] += table.survival[row, 0]
+                counts[_EXPECTED] += 1
+                for survival in table.survival[row]:
+                    if not np.isnan(survival):
+                        sums[_EXPECTED] += survival
+        elif table.told[index, 3, row] >= 0:
+            counts[_COUNTERFACTUAL] += 1
+            sums[_COUNTERFACTUAL] += table.told[index, 3, row]
+    for sample in range(_NUM_SAMPLES):
+        if counts[sample] > 0:
+            history.total[slot, index, sample] *= DECAY
+            history.total[slot, index, sample] += sums[sample]
+            history.weight[slot, index, sample] *= DECAY
+            history.weight[slot, index, sample] += counts[sample]
+    return used
+
+
+@njit(nogil=True)
+def _recent(
+    layout: Layout, history: History, slot: int, index: int, sample: int
+) -> float:  # pragma: no cover - compiled
+    """Recent mean of a sample, pulled towards its prior with the weight of one sample."""
+    total = history.total[slot, index, sample] + layout.prior[index, sample]
+    return total / (history.weight[slot, index, sample] + 1)
+
+
+@njit(nogil=True)
+def _mean(values: np.ndarray, first: int, last: int) -> float:  # pragma: no cover - compiled
+    total = 0.0
+    for row in range(first, last):
+        total += values[row]
+    return total / (last - first)
