@@ -100,16 +100,24 @@ class History(NamedTuple):
         self.steps_since[slot] = NEVER
 
 
+ROW = np.dtype(
+    [
+        ("num_context_tokens", np.int32),
+        ("temperature", np.float32),
+        ("drafter", np.int32),
+        ("num_draft_tokens", np.int32),
+        ("num_accepted_tokens", np.int32),
+        ("num_emitted_tokens", np.int32),
+    ]
+)
+"""A row of a `StepRecord`; the names are its attributes."""
+
+
 class RowTable(NamedTuple):
     """The rows of a `StepRecord`, in arrays that may be longer than the record.
 
     Attributes:
-        num_context_tokens: int32 `[rows]`.
-        temperature: float32 `[rows]`.
-        drafter: int32 `[rows]`.
-        num_draft_tokens: int32 `[rows]`.
-        num_accepted_tokens: int32 `[rows]`.
-        num_emitted_tokens: int32 `[rows]`.
+        rows: `ROW` `[rows]`.
         told: What each drafter but `none` tells of itself, int32 `[drafters - 1, 4, rows]`: match
             length, matches, tokens on offer and counterfactually accepted tokens (-1: no sample)
             of a token drafter; freshness and pending tokens of a model drafter.
@@ -117,33 +125,23 @@ class RowTable(NamedTuple):
             NaN elsewhere.
     """
 
-    num_context_tokens: np.ndarray
-    temperature: np.ndarray
-    drafter: np.ndarray
-    num_draft_tokens: np.ndarray
-    num_accepted_tokens: np.ndarray
-    num_emitted_tokens: np.ndarray
+    rows: np.ndarray
     told: np.ndarray
     survival: np.ndarray
 
     @classmethod
     def empty(cls, contract: Contract, *shape: int) -> RowTable:
         """Arrays of a shape whose last axis is the rows; its other axes come first."""
-        *outer, rows = shape
+        *outer, num_rows = shape
         length = max(1, contract.max_num_speculative_tokens)
         return cls(
-            np.zeros(shape, np.int32),
-            np.zeros(shape, np.float32),
-            np.zeros(shape, np.int32),
-            np.zeros(shape, np.int32),
-            np.zeros(shape, np.int32),
-            np.zeros(shape, np.int32),
-            np.zeros((*outer, len(contract.drafters) - 1, 4, rows), np.int32),
-            np.full((*outer, rows, length), np.nan, np.float32),
+            np.zeros(shape, ROW),
+            np.zeros((*outer, len(contract.drafters) - 1, 4, num_rows), np.int32),
+            np.full((*outer, num_rows, length), np.nan, np.float32),
         )
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def observe(
     layout: Layout,
     history: History,
@@ -164,14 +162,13 @@ def observe(
         num_rows: Rows of the step.
         out: Observation rows, float32 `[slots, fields]`.
     """
-    if len(slots) == 1 and num_rows != 1:
-        _observe_group(layout, history, slots[0], load, table, 0, num_rows, out[0])
-        return
-    for row in range(num_rows):
-        _observe_group(layout, history, slots[row], load, table, row, row + 1, out[row])
+    is_batch = len(slots) == 1
+    for index in range(len(slots)):
+        first, last = (0, num_rows) if is_batch else (index, index + 1)
+        _observe_group(layout, history, slots[index], load, table, first, last, out[index])
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def _observe_group(
     layout: Layout,
     history: History,
@@ -188,9 +185,9 @@ def _observe_group(
     out[0] = load[0]
     out[1] = load[1]
     out[2] = load[2]
-    out[3] = _mean(table.num_context_tokens, first, last)
+    out[3] = _mean(table.rows["num_context_tokens"], first, last)
     out[4] = load[3]
-    out[5] = _mean(table.temperature, first, last)
+    out[5] = _mean(table.rows["temperature"], first, last)
     field = 6
     for index in range(num_drafters):
         used = _add_samples(layout, history, slot, table, index, first, last)
@@ -222,12 +219,12 @@ def _observe_group(
     for index in range(num_drafters + 1):
         out[field + index] = 0
     for row in range(first, last):
-        out[field + table.drafter[row]] += 1
+        out[field + table.rows[row].drafter] += 1
     for index in range(num_drafters + 1):
         out[field + index] /= count
     field += num_drafters + 1
-    out[field] = _mean(table.num_draft_tokens, first, last)
-    out[field + 1] = _mean(table.num_emitted_tokens, first, last)
+    out[field] = _mean(table.rows["num_draft_tokens"], first, last)
+    out[field + 1] = _mean(table.rows["num_emitted_tokens"], first, last)
     for index in range(len(out)):
         value = out[index]
         if layout.is_log2[index]:
@@ -235,7 +232,7 @@ def _observe_group(
         out[index] = min(max(value, layout.low[index]), layout.high[index])
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def _add_samples(
     layout: Layout,
     history: History,
@@ -250,13 +247,13 @@ def _add_samples(
     counts = np.zeros(_NUM_SAMPLES, np.float32)
     used = False
     for row in range(first, last):
-        if table.drafter[row] == index + 1:
+        if table.rows[row].drafter == index + 1:
             used = True
-            for position in range(min(_LENGTH, table.num_draft_tokens[row])):
+            for position in range(min(_LENGTH, table.rows[row].num_draft_tokens)):
                 counts[position] += 1
-                sums[position] += table.num_accepted_tokens[row] > position
+                sums[position] += table.rows[row].num_accepted_tokens > position
             counts[_LENGTH] += 1
-            sums[_LENGTH] += table.num_emitted_tokens[row]
+            sums[_LENGTH] += table.rows[row].num_emitted_tokens
         if layout.is_model[index]:
             if not np.isnan(table.survival[row, 0]):
                 counts[_TOP1] += 1
@@ -277,7 +274,7 @@ def _add_samples(
     return used
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def _recent(
     layout: Layout, history: History, slot: int, index: int, sample: int
 ) -> float:  # pragma: no cover - compiled
@@ -286,7 +283,7 @@ def _recent(
     return total / (history.weight[slot, index, sample] + 1)
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def _mean(values: np.ndarray, first: int, last: int) -> float:  # pragma: no cover - compiled
     total = 0.0
     for row in range(first, last):

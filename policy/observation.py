@@ -36,7 +36,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from .contract import TOKEN_DRAFTERS, Contract
-from .features import History, Layout, RowTable, observe
+from .features import ROW, History, Layout, RowTable, observe
 from .step import StepRecord
 
 
@@ -128,12 +128,8 @@ class ObservationBuilder:
 def _row_table(contract: Contract, record: StepRecord) -> RowTable:
     """The record's rows as the feature code reads them."""
     table = RowTable.empty(contract, record.num_rows)
-    table.num_context_tokens[:] = record.num_context_tokens
-    table.temperature[:] = record.temperature
-    table.drafter[:] = record.drafter
-    table.num_draft_tokens[:] = record.num_draft_tokens
-    table.num_accepted_tokens[:] = record.num_accepted_tokens
-    table.num_emitted_tokens[:] = record.num_emitted_tokens
+    for name in ROW.names or ():
+        table.rows[name] = getattr(record, name)
     for index, drafter in enumerate(contract.drafters[1:]):
         if drafter in TOKEN_DRAFTERS:
             offer = record.token_offers[drafter]

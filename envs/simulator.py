@@ -1,0 +1,408 @@
+"""The simulator: what vLLM's scheduler, the hook and the drafters do in a step, on traces.
+
+One compiled function per thing that happens, in the order in which it happens live: `draft` as
+decided (`SpeculationHook.draft`), `run` one engine step (schedule, verify, record, observe),
+`admit` new requests. `TraceEngine` calls them one engine at a time, `DraftVecEnv` for thousands.
+
+Not simulated: preemption (the KV cache is taken to suffice) and the unread prefix-cache blocks
+that a model drafter finds after it was dormant.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from policy.features import NEVER, Layout, RowTable, observe
+
+from .cost_model import FEATURES
+from .simulator_state import Engines, Replay
+
+_STEPS = FEATURES.index("num_engine_steps")
+_VERIFIED = FEATURES.index("num_verified_tokens")
+_CONTEXT = FEATURES.index("num_context_tokens")
+_PREFILL = FEATURES.index("num_prefill_tokens")
+_MODEL_DRAFTS = FEATURES.index("num_model_drafts")
+_PASSES = FEATURES.index("num_draft_passes")
+_PASS_TOKENS = FEATURES.index("num_draft_pass_tokens")
+_DRAFT_CONTEXT = FEATURES.index("num_draft_context_tokens")
+
+
+_compiled = njit(nogil=True, error_model="numpy")
+
+
+@_compiled
+def begin_interval(engines: Engines, e: int) -> None:
+    """Count from here to the next decision."""
+    counters = engines.counters[e]
+    counters.num_tokens = counters.num_finished = 0
+    counters.seconds = counters.prefill_seconds = 0
+    for feature in range(len(FEATURES)):
+        engines.shape[e, feature] = 0
+
+
+@_compiled
+def abort_all(replay: Replay, engines: Engines, e: int) -> None:
+    """End every request; what the observation remembers of the batch stays."""
+    for i in range(engines.counters[e].num_reqs):
+        _free_history(replay, engines, e, i)
+    engines.counters[e].num_reqs = engines.counters[e].num_rows = 0
+
+
+@_compiled
+def admit(replay: Replay, engines: Engines, e: int, trace: int, max_tokens: int) -> None:
+    """Put a recorded request at the end of the queue."""
+    i = engines.counters[e].num_reqs
+    engines.counters[e].num_reqs += 1
+    request = engines.requests[e, i]
+    request.trace = trace
+    request.max_tokens = max_tokens
+    request.num_todo = replay.recorded[trace].num_uncached
+    request.num_emitted = request.num_pending = request.num_final = 0
+    request.draft_drafter = request.draft_length = request.history_slot = 0
+    request.is_scheduled = request.has_row = request.has_ended = False
+    request.is_fresh = replay.model > 0
+    for drafter in range(engines.pledges.shape[2]):
+        engines.pledges[e, i, drafter].start = -1
+    if replay.per_request:
+        slot = 0
+        while engines.slot_is_used[e, slot]:
+            slot += 1
+        engines.slot_is_used[e, slot] = True
+        request.history_slot = slot
+
+
+@_compiled
+def num_unfinished(engines: Engines, e: int) -> int:
+    """Requests admitted and not ended."""
+    count = 0
+    for i in range(engines.counters[e].num_reqs):
+        count += not engines.requests[e, i].has_ended
+    return count
+
+
+@_compiled
+def awaits_decision(engines: Engines, e: int) -> bool:
+    """Whether a request that goes on got a token in the last step."""
+    for i in range(engines.counters[e].num_reqs):
+        if engines.requests[e, i].has_row and not engines.requests[e, i].has_ended:
+            return True
+    return False
+
+
+@_compiled
+def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None:
+    """Draft as decided, then let the model drafter read what it must not put off.
+
+    Args:
+        replay: Traces and settings.
+        engines: Changed in place.
+        e: The engine.
+        actions: Drafter index and draft length, int64 `[1, 2]` or `[rows, 2]`.
+    """
+    counters = engines.counters[e]
+    row = longest = num_model_rows = num_pending = num_groups = room = 0
+    for i in range(counters.num_reqs):
+        request = engines.requests[e, i]
+        request.draft_length = request.draft_drafter = 0
+        if not request.has_row:
+            continue
+        at = row if len(actions) > 1 else 0
+        drafter = actions[at, 0]
+        recorded = replay.recorded[request.trace]
+        length = min(
+            actions[at, 1],
+            replay.max_lengths[drafter],
+            request.max_tokens - request.num_emitted - 1,
+            replay.max_model_len - 1 - recorded.num_prompt - request.num_emitted,
+        )
+        row += 1
+        if length <= 0:
+            continue
+        if replay.is_model[drafter]:
+            longest = max(longest, length)
+            if not request.is_fresh or request.num_pending == 0:
+                continue
+            if request.num_pending > room:
+                num_groups += 1
+                room = replay.max_num_batched_tokens
+            room -= request.num_pending
+            num_model_rows += 1
+            num_pending += request.num_pending
+            request.num_pending = 0
+        if request.num_emitted < recorded.num_outputs:
+            offer = replay.offers[recorded.first + request.num_emitted, drafter]
+            request.draft_length = min(length, offer.length)
+            request.draft_drafter = drafter if request.draft_length > 0 else 0
+    if num_model_rows > 0:
+        counters.steps_since_draft = 0
+        counters.draft_passes += num_groups * longest
+        counters.draft_pass_tokens += num_pending + (longest - 1) * num_model_rows
+    _read_overdue(replay, engines, e)
+
+
+@_compiled
+def _read_overdue(replay: Replay, engines: Engines, e: int) -> None:
+    """As `ModelDrafter.read_overdue`: prompts at once while awake, nothing while dormant."""
+    if replay.model == 0:
+        return
+    counters = engines.counters[e]
+    is_dormant = counters.steps_since_draft > replay.dormant_after
+    room = 0
+    for i in range(counters.num_reqs):
+        request = engines.requests[e, i]
+        if not request.is_scheduled or request.num_pending == 0:
+            continue
+        is_overdue = request.num_pending > replay.max_pending_tokens
+        if is_dormant:
+            if is_overdue:
+                request.is_fresh = False
+                request.num_pending = 0
+        elif is_overdue or request.num_final > 1 + replay.max_num_speculative_tokens:
+            if request.num_pending > room:
+                counters.draft_passes += 1
+                room = replay.max_num_batched_tokens
+            room -= request.num_pending
+            counters.draft_pass_tokens += request.num_pending
+            request.num_pending = 0
+
+
+@_compiled
+def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
+    """One engine step: schedule, verify, record, observe."""
+    _remove_ended(replay, engines, e)
+    counters, load = engines.counters[e], engines.load[e]
+    counters.steps_since_draft += 1
+    counters.num_rows = counters.num_scheduled_tokens = 0
+    load[0] = load[1] = load[3] = 0
+    budget = replay.max_num_batched_tokens
+    num_blocks = 0
+    has_prefill = False
+    for i in range(counters.num_reqs):
+        request = engines.requests[e, i]
+        was_scheduled = request.is_scheduled
+        request.has_row = request.is_scheduled = False
+        wanted = 1 + request.draft_length
+        if request.num_todo > 0:
+            wanted = request.num_todo
+            if wanted == 1 and not was_scheduled and not has_prefill:
+                wanted += (
+                    replay.max_num_speculative_tokens
+                )  # vLLM's placeholders: they cost, that is all
+            else:
+                has_prefill = True
+        num_tokens = min(wanted, budget)
+        if num_tokens == 0:
+            load[1] += not was_scheduled
+            continue
+        request.is_scheduled = True
+        budget -= num_tokens
+        counters.num_scheduled_tokens += num_tokens
+        load[0] += 1
+        load[3] += num_tokens if request.num_todo > 0 and num_tokens > 1 else 0
+        num_computed = replay.recorded[request.trace].num_prompt + request.num_emitted
+        num_computed -= max(1, request.num_todo)
+        num_blocks += (num_computed + num_tokens + replay.block_size - 1) // replay.block_size
+        if request.num_todo > 0:
+            _read_prompt(replay, engines, e, i, num_tokens)
+        else:
+            _verify(replay, engines, e, i, num_tokens)
+    load[2] = min(1.0, num_blocks / replay.num_kv_blocks)
+    counters.step_passes, counters.step_pass_tokens = (
+        counters.draft_passes,
+        counters.draft_pass_tokens,
+    )
+    counters.draft_passes = counters.draft_pass_tokens = 0
+    _charge(replay, engines, e)
+    if counters.num_rows > 0:
+        _observe(layout, replay, engines, e)
+    else:
+        _read_overdue(replay, engines, e)
+
+
+@_compiled
+def _read_prompt(replay: Replay, engines: Engines, e: int, i: int, num_tokens: int) -> None:
+    """Compute prompt tokens; the last of them bring the first output token."""
+    request = engines.requests[e, i]
+    num_final = min(num_tokens, request.num_todo)
+    request.num_todo -= num_final
+    _let_model_wait(replay, request, num_final)
+    if request.num_todo == 0:
+        _emit(replay, engines, e, i, 0)
+
+
+@_compiled
+def _verify(replay: Replay, engines: Engines, e: int, i: int, num_tokens: int) -> None:
+    """Accept what the target emits of the draft, and one token more."""
+    request = engines.requests[e, i]
+    request.draft_length = min(request.draft_length, num_tokens - 1)
+    accepted = 0
+    if request.draft_length > 0:
+        at = replay.recorded[request.trace].first + request.num_emitted
+        offer = replay.offers[at, request.draft_drafter]
+        accepted = min(request.draft_length, int(offer.accepted))
+    _let_model_wait(replay, request, accepted + 1)
+    _emit(replay, engines, e, i, accepted)
+
+
+@_compiled
+def _let_model_wait(replay: Replay, request: Any, num_final: int) -> None:
+    """Final positions wait for the model drafter; more than one pass could read are lost."""
+    request.num_final = num_final
+    request.num_pending += num_final if request.is_fresh else 0
+    if request.num_pending > replay.max_num_batched_tokens:
+        request.is_fresh = False
+        request.num_pending = 0
+
+
+@_compiled
+def _emit(replay: Replay, engines: Engines, e: int, i: int, accepted: int) -> None:
+    """Give a request its tokens and the record a row."""
+    counters, request = engines.counters[e], engines.requests[e, i]
+    length = request.draft_length
+    drafter = request.draft_drafter if length > 0 else 0
+    recorded = replay.recorded[request.trace]
+    row = counters.num_rows
+    counters.num_rows += 1
+    at = recorded.first + request.num_emitted
+    for position in range(engines.table.survival.shape[2]):
+        is_known = position < length and replay.is_model[drafter]
+        survival = replay.survival[at, position] if is_known else np.nan
+        engines.table.survival[e, row, position] = survival
+    before = request.num_emitted
+    limit = min(request.max_tokens, recorded.num_outputs)
+    request.num_emitted = min(before + accepted + 1, limit)
+    request.has_row = True
+    request.has_ended = request.num_emitted == limit
+    counters.num_tokens += request.num_emitted - before
+    counters.num_finished += request.has_ended
+    told = engines.table.rows[e, row]
+    told.num_context_tokens = recorded.num_prompt + before + accepted + 1
+    told.temperature = replay.temperature
+    told.drafter = drafter
+    told.num_draft_tokens = length
+    told.num_accepted_tokens = accepted
+    told.num_emitted_tokens = accepted + 1
+    engines.row_entry[e, row] = i
+    engines.row_slot[e, row] = request.history_slot
+    for drafter in range(1, len(replay.max_lengths)):
+        _tell(replay, engines, e, i, row, drafter)
+
+
+@_compiled
+def _tell(replay: Replay, engines: Engines, e: int, i: int, row: int, drafter: int) -> None:
+    """What a drafter says of itself; as `NgramDrafter.offer` and `ModelDrafter.state`."""
+    request, told = engines.requests[e, i], engines.table.told[e, drafter - 1]
+    if replay.is_model[drafter]:
+        told[0, row] = request.is_fresh
+        told[1, row] = request.num_pending
+        return
+    pledge = engines.pledges[e, i, drafter]
+    told[3, row] = _settle(pledge, request.num_emitted)
+    told[0, row] = told[1, row] = told[2, row] = 0
+    recorded = replay.recorded[request.trace]
+    if request.num_emitted == recorded.num_outputs:
+        return
+    offer = replay.offers[recorded.first + request.num_emitted, drafter]
+    told[0, row] = offer.match_length
+    told[1, row] = offer.num_matches
+    told[2, row] = offer.length
+    if offer.length > 0 and pledge.start < 0:
+        pledge.start = request.num_emitted
+        pledge.length = offer.length
+        pledge.accepted = offer.accepted
+
+
+@_compiled
+def _settle(pledge: Any, num_emitted: int) -> int:
+    """Accepted tokens of the open offer once the outputs decide it, else -1."""
+    if pledge.start < 0:
+        return -1
+    if num_emitted - pledge.start < min(pledge.accepted + 1, pledge.length):
+        return -1
+    pledge.start = -1
+    return pledge.accepted
+
+
+@_compiled
+def _charge(replay: Replay, engines: Engines, e: int) -> None:
+    """Price the step and add it to what was done since the last decision."""
+    counters, load = engines.counters[e], engines.load[e]
+    num_context = num_draft_context = 0
+    has_model_draft = has_token_draft = False
+    for row in range(counters.num_rows):
+        told = engines.table.rows[e, row]
+        num_context += told.num_context_tokens
+        if replay.is_model[told.drafter]:
+            has_model_draft = True
+            num_draft_context += told.num_context_tokens
+        elif told.drafter > 0:
+            has_token_draft = True
+    work = np.zeros(len(FEATURES))
+    work[_STEPS] = 1
+    work[_VERIFIED] = counters.num_scheduled_tokens - load[3]
+    work[_CONTEXT] = num_context
+    work[_PREFILL] = load[3]
+    work[_MODEL_DRAFTS] = has_model_draft
+    work[_PASSES] = counters.step_passes
+    work[_PASS_TOKENS] = counters.step_pass_tokens
+    work[_DRAFT_CONTEXT] = num_draft_context
+    prices = replay.seconds[int(load[0])]
+    for feature in range(len(work)):
+        counters.seconds += work[feature] * prices[feature]
+        engines.shape[e, feature] += work[feature]
+    if has_token_draft:
+        target_s = prices[_STEPS] + work[_VERIFIED] * prices[_VERIFIED]
+        target_s += work[_CONTEXT] * prices[_CONTEXT]
+        counters.seconds += replay.token_draft_share * target_s
+    counters.prefill_seconds += work[_PREFILL] * prices[_PREFILL]
+
+
+@_compiled
+def _observe(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
+    num_rows = engines.counters[e].num_rows
+    first_slot = e * engines.slot_is_used.shape[1] if replay.per_request else e
+    slots = engines.row_slot[e, : num_rows if replay.per_request else 1] + first_slot
+    table = engines.table
+    observe(
+        layout,
+        engines.history,
+        slots,
+        engines.load[e],
+        RowTable(table.rows[e], table.told[e], table.survival[e]),
+        num_rows,
+        engines.observation[e],
+    )
+
+
+@_compiled
+def _remove_ended(replay: Replay, engines: Engines, e: int) -> None:
+    """Close the ranks over requests that ended in the last step."""
+    kept = 0
+    for i in range(engines.counters[e].num_reqs):
+        if engines.requests[e, i].has_ended:
+            _free_history(replay, engines, e, i)
+            continue
+        if kept < i:
+            engines.requests[e, kept] = engines.requests[e, i]
+            for drafter in range(engines.pledges.shape[2]):
+                engines.pledges[e, kept, drafter] = engines.pledges[e, i, drafter]
+        kept += 1
+    engines.counters[e].num_reqs = kept
+
+
+@_compiled
+def _free_history(replay: Replay, engines: Engines, e: int, i: int) -> None:
+    """Forget a request, where the observation remembers requests."""
+    if not replay.per_request:
+        return
+    slot = engines.requests[e, i].history_slot
+    engines.slot_is_used[e, slot] = False
+    slot += e * engines.slot_is_used.shape[1]
+    for drafter in range(engines.history.steps_since.shape[1]):
+        engines.history.steps_since[slot, drafter] = NEVER
+        for sample in range(engines.history.total.shape[2]):
+            engines.history.total[slot, drafter, sample] = 0
+            engines.history.weight[slot, drafter, sample] = 0
