@@ -83,6 +83,45 @@ def _draft_rows(
         found[i, 2] = num_draft_tokens
 
 
+@njit
+def drafts_along(
+    token_ids: np.ndarray,
+    num_prompt_tokens: int,
+    min_match: int,
+    max_match: int,
+    max_length: int,
+) -> np.ndarray:  # pragma: no cover - compiled
+    """What the drafter would offer at every output position of a finished request.
+
+    Args:
+        token_ids: Prompt and output, int32 `[tokens]`.
+        num_prompt_tokens: How many of them are the prompt.
+        min_match: Shortest match in tokens that is offered.
+        max_match: Longest match in tokens that is looked for.
+        max_length: Longest draft in tokens.
+
+    Returns:
+        int32 `[positions, 4]`: match length, number of matches, draft tokens, and how many leading
+        ones of these the output goes on with.
+    """
+    num_tokens = len(token_ids)
+    found = np.zeros((num_tokens - num_prompt_tokens, 4), np.int32)
+    for end in range(num_prompt_tokens, num_tokens):
+        start, match_length, num_matches = _longest_match(token_ids[:end], min_match, max_match)
+        if not match_length:
+            continue
+        num_draft_tokens = min(max_length, end - start)
+        accepted = 0
+        while (
+            accepted < min(num_draft_tokens, num_tokens - end)
+            and token_ids[start + accepted] == token_ids[end + accepted]
+        ):
+            accepted += 1
+        position = end - num_prompt_tokens
+        found[position] = (match_length, num_matches, num_draft_tokens, accepted)
+    return found
+
+
 @dataclass(frozen=True)
 class _Pledge:
     """An offer that has not been settled: `tokens` was offered to follow position `start`."""
