@@ -19,8 +19,9 @@ from tqdm import tqdm
 from policy.contract import MAX_TOKEN_DRAFT_LENGTH
 from policy.errors import ConfigError, TraceError
 
-from .closed_loop import Options, fixed_options, seconds_alone, tokens_per_s
+from .closed_loop import seconds_alone, tokens_per_s
 from .cost_model import CostModel, read_cost_model
+from .draft_options import Options, fixed_options
 from .oracles import Pricing, exact_options, optimal_s
 from .traces import Traces, read_traces
 
@@ -47,7 +48,7 @@ class HeadroomConfig:
         traces: A trace file, or a folder of them; each file has its own tables.
         cost_model: A cost model's JSON file.
         concurrency: Requests in flight.
-        max_length: Longest draft in tokens.
+        max_length: Longest draft in tokens, if so long ones were recorded.
         first_position: Output position of a request's first step: 0 counts a step for the first
             token, as the published figures do; 1 does not, since it comes with the prompt.
         min_tokens_per_slot: Tokens that each of the requests in flight stands for at least; fewer
@@ -104,7 +105,7 @@ def measure_headroom(config: HeadroomConfig) -> tuple[Headroom, ...]:
     """Measure every trace file.
 
     Raises:
-        TraceError: If there is none, one is damaged, or holds too short drafts.
+        TraceError: If there is none, or one is damaged or holds single tokens only.
         ConfigError: If the cost model cannot be read.
     """
     cost_model = read_cost_model(Path(config.cost_model).expanduser())
@@ -116,6 +117,9 @@ def measure_headroom(config: HeadroomConfig) -> tuple[Headroom, ...]:
             "folder."
         )
     files = {path: read_traces(path) for path in paths}
+    for path, traces in files.items():
+        if traces.num_output_tokens.max() < 2:
+            raise TraceError(f"{path} holds no output of two tokens; collect longer ones.")
     cells = [(path, load) for path in files for load in config.concurrency]
     by_load: dict[Path, dict[int, dict[str, str]]] = {path: {} for path in files}
     for path, load in tqdm(cells, desc="measuring", unit="cell", delay=2):
@@ -151,12 +155,16 @@ def _at_load(
     for drafter in traces.drafters:
         best, length = max(
             (rate(fixed_options(traces, drafter, length)), length)
-            for length in range(1, config.max_length + 1)
+            for length in range(1, _longest(traces, drafter, config.max_length) + 1)
         )
         figures[f"best fixed {drafter} (length)"] = f"{best / plain:.2f} ({length})"
     for name, options in _oracles(traces, config.max_length).items():
         figures[name] = f"{rate(options) / plain:.2f}"
     return figures
+
+
+def _longest(traces: Traces, drafter: str, max_length: int) -> int:
+    return min(max_length, traces.header.max_lengths[drafter])
 
 
 def _oracles(traces: Traces, max_length: int) -> dict[str, Options]:
@@ -205,11 +213,10 @@ def _alone(
         return seconds_alone(traces, options, cost_model, first_position=first_position)
 
     plain = seconds(fixed_options(traces))
-    short = min(_SHORT_LENGTH, max_length)
-    times = {
-        f"fixed {drafter}, {short}": seconds(fixed_options(traces, drafter, short))
-        for drafter in traces.drafters
-    }
+    times = {}
+    for drafter in traces.drafters:
+        length = _longest(traces, drafter, min(_SHORT_LENGTH, max_length))
+        times[f"fixed {drafter}, {length}"] = seconds(fixed_options(traces, drafter, length))
     oracles = _oracles(traces, max_length)
     times |= {name: seconds(options) for name, options in oracles.items()}
     best = exact_options(traces, tuple(traces.drafters), max_length)

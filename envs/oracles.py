@@ -18,7 +18,8 @@ from numba import njit
 
 from policy.contract import NONE
 
-from .closed_loop import (
+from .cost_model import CostModel
+from .draft_options import (
     MODEL,
     TOKEN,
     Options,
@@ -29,7 +30,6 @@ from .closed_loop import (
     remaining_tokens,
     step_s,
 )
-from .cost_model import CostModel
 from .traces import Traces
 
 Pricing = Literal["if_it_wins", "as_published", "both_draft"]
@@ -46,15 +46,15 @@ def exact_options(
     Args:
         traces: The requests.
         drafters: Those to choose from.
-        max_length: Longest draft in tokens.
+        max_length: Longest draft in tokens, if so long ones were recorded.
         pricing: `if_it_wins` charges the drafter that is chosen, `both_draft` all drafters at every
             step, since who wins shows only after drafting; `as_published` charges every draft as a
             look-up, which is how the paper's authors arrive at their figure.
 
     Raises:
-        TraceError: If such drafts were not recorded.
+        TraceError: If a drafter was not recorded.
     """
-    traces.contract(dict.fromkeys(drafters, max_length))
+    traces.contract(dict.fromkeys(drafters, 1))
     # The last token needs no draft: it is the bonus of the last step.
     room = np.minimum(remaining_tokens(traces) - 1, max_length)
     accepted = [traces.drafters[drafter].num_accepted_tokens for drafter in drafters]
