@@ -77,17 +77,19 @@ def admit(replay: Replay, engines: Engines, e: int, trace: int, max_tokens: int)
 @_compiled
 def num_unfinished(engines: Engines, e: int) -> int:
     """Requests admitted and not ended."""
+    requests = engines.requests[e]
     count = 0
     for i in range(engines.counters[e].num_reqs):
-        count += not engines.requests[e, i].has_ended
+        count += not requests[i].has_ended
     return count
 
 
 @_compiled
 def awaits_decision(engines: Engines, e: int) -> bool:
     """Whether a request that goes on got a token in the last step."""
+    requests = engines.requests[e]
     for i in range(engines.counters[e].num_reqs):
-        if engines.requests[e, i].has_row and not engines.requests[e, i].has_ended:
+        if requests[i].has_row and not requests[i].has_ended:
             return True
     return False
 
@@ -102,26 +104,28 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
         e: The engine.
         actions: Drafter index and draft length, int64 `[1, 2]` or `[rows, 2]`.
     """
-    counters = engines.counters[e]
+    counters, requests = engines.counters[e], engines.requests[e]
+    recorded, offers = replay.recorded, replay.offers
+    max_lengths, is_model = replay.max_lengths, replay.is_model
     row = longest = num_model_rows = num_pending = num_groups = room = 0
     for i in range(counters.num_reqs):
-        request = engines.requests[e, i]
+        request = requests[i]
         request.draft_length = request.draft_drafter = 0
         if not request.has_row:
             continue
         at = row if len(actions) > 1 else 0
+        row += 1
         drafter = actions[at, 0]
-        recorded = replay.recorded[request.trace]
+        source = recorded[request.trace]
         length = min(
             actions[at, 1],
-            replay.max_lengths[drafter],
+            max_lengths[drafter],
             request.max_tokens - request.num_emitted - 1,
-            replay.max_model_len - 1 - recorded.num_prompt - request.num_emitted,
+            replay.max_model_len - 1 - source.num_prompt - request.num_emitted,
         )
-        row += 1
         if length <= 0:
             continue
-        if replay.is_model[drafter]:
+        if is_model[drafter]:
             longest = max(longest, length)
             if not request.is_fresh or request.num_pending == 0:
                 continue
@@ -132,9 +136,9 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
             num_model_rows += 1
             num_pending += request.num_pending
             request.num_pending = 0
-        if request.num_emitted < recorded.num_outputs:
-            offer = replay.offers[recorded.first + request.num_emitted, drafter]
-            request.draft_length = min(length, offer.length)
+        if request.num_emitted < source.num_outputs:
+            offered = offers[source.first + request.num_emitted, drafter].length
+            request.draft_length = min(length, offered)
             request.draft_drafter = drafter if request.draft_length > 0 else 0
     if num_model_rows > 0:
         counters.steps_since_draft = 0
@@ -148,11 +152,11 @@ def _read_overdue(replay: Replay, engines: Engines, e: int) -> None:
     """As `ModelDrafter.read_overdue`: prompts at once while awake, nothing while dormant."""
     if replay.model == 0:
         return
-    counters = engines.counters[e]
+    counters, requests = engines.counters[e], engines.requests[e]
     is_dormant = counters.steps_since_draft > replay.dormant_after
     room = 0
     for i in range(counters.num_reqs):
-        request = engines.requests[e, i]
+        request = requests[i]
         if not request.is_scheduled or request.num_pending == 0:
             continue
         is_overdue = request.num_pending > replay.max_pending_tokens
@@ -173,7 +177,11 @@ def _read_overdue(replay: Replay, engines: Engines, e: int) -> None:
 def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
     """One engine step: schedule, verify, record, observe."""
     _remove_ended(replay, engines, e)
-    counters, load = engines.counters[e], engines.load[e]
+    counters, requests, load = engines.counters[e], engines.requests[e], engines.load[e]
+    recorded, offers, is_model = replay.recorded, replay.offers, replay.is_model
+    rows, told, row_entry = engines.table.rows[e], engines.table.told[e], engines.row_entry[e]
+    survival, row_survival = replay.survival, engines.table.survival[e]
+    pledges, row_slot = engines.pledges[e], engines.row_slot[e]
     counters.steps_since_draft += 1
     counters.num_rows = counters.num_scheduled_tokens = 0
     load[0] = load[1] = load[3] = 0
@@ -181,16 +189,15 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
     num_blocks = 0
     has_prefill = False
     for i in range(counters.num_reqs):
-        request = engines.requests[e, i]
+        request = requests[i]
+        source = recorded[request.trace]
         was_scheduled = request.is_scheduled
         request.has_row = request.is_scheduled = False
         wanted = 1 + request.draft_length
         if request.num_todo > 0:
             wanted = request.num_todo
             if wanted == 1 and not was_scheduled and not has_prefill:
-                wanted += (
-                    replay.max_num_speculative_tokens
-                )  # vLLM's placeholders: they cost, that is all
+                wanted += replay.max_num_speculative_tokens  # vLLM's placeholders: a cost, no more
             else:
                 has_prefill = True
         num_tokens = min(wanted, budget)
@@ -202,18 +209,50 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
         counters.num_scheduled_tokens += num_tokens
         load[0] += 1
         load[3] += num_tokens if request.num_todo > 0 and num_tokens > 1 else 0
-        num_computed = replay.recorded[request.trace].num_prompt + request.num_emitted
-        num_computed -= max(1, request.num_todo)
-        num_blocks += (num_computed + num_tokens + replay.block_size - 1) // replay.block_size
+        num_cached = source.num_prompt + request.num_emitted - max(1, request.num_todo)
+        num_blocks += (num_cached + num_tokens + replay.block_size - 1) // replay.block_size
+        at = source.first + request.num_emitted
+        accepted = 0
         if request.num_todo > 0:
-            _read_prompt(replay, engines, e, i, num_tokens)
+            num_final = min(num_tokens, request.num_todo)
+            request.num_todo -= num_final
         else:
-            _verify(replay, engines, e, i, num_tokens)
+            request.draft_length = min(request.draft_length, num_tokens - 1)
+            if request.draft_length > 0:
+                accepted = min(request.draft_length, offers[at, request.draft_drafter].accepted)
+            num_final = accepted + 1
+        _let_model_wait(request, num_final, replay.max_num_batched_tokens)
+        if request.num_todo > 0:
+            continue
+        row = counters.num_rows
+        counters.num_rows += 1
+        row_entry[row], row_slot[row] = i, request.history_slot
+        is_model_draft = request.draft_length > 0 and is_model[request.draft_drafter] > 0
+        for position in range(row_survival.shape[1]):
+            is_known = is_model_draft and position < request.draft_length
+            row_survival[row, position] = survival[at, position] if is_known else np.nan
+        _emit(request, source, counters, rows[row], accepted)
+        rows[row].temperature = replay.temperature
+        at = source.first + request.num_emitted
+        has_offer = request.num_emitted < source.num_outputs
+        for drafter in range(1, len(is_model)):
+            if is_model[drafter]:
+                told[drafter - 1, 0, row] = request.is_fresh
+                told[drafter - 1, 1, row] = request.num_pending
+                continue
+            pledge = pledges[i, drafter]
+            told[drafter - 1, 3, row] = _settle(pledge, request.num_emitted)
+            offer = offers[at if has_offer else 0, drafter]
+            told[drafter - 1, 0, row] = offer.match_length if has_offer else 0
+            told[drafter - 1, 1, row] = offer.num_matches if has_offer else 0
+            told[drafter - 1, 2, row] = offer.length if has_offer else 0
+            if has_offer and offer.length > 0 and pledge.start < 0:
+                pledge.start = request.num_emitted
+                pledge.length = offer.length
+                pledge.accepted = offer.accepted
     load[2] = min(1.0, num_blocks / replay.num_kv_blocks)
-    counters.step_passes, counters.step_pass_tokens = (
-        counters.draft_passes,
-        counters.draft_pass_tokens,
-    )
+    counters.step_passes = counters.draft_passes
+    counters.step_pass_tokens = counters.draft_pass_tokens
     counters.draft_passes = counters.draft_pass_tokens = 0
     _charge(replay, engines, e)
     if counters.num_rows > 0:
@@ -223,96 +262,30 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
 
 
 @_compiled
-def _read_prompt(replay: Replay, engines: Engines, e: int, i: int, num_tokens: int) -> None:
-    """Compute prompt tokens; the last of them bring the first output token."""
-    request = engines.requests[e, i]
-    num_final = min(num_tokens, request.num_todo)
-    request.num_todo -= num_final
-    _let_model_wait(replay, request, num_final)
-    if request.num_todo == 0:
-        _emit(replay, engines, e, i, 0)
-
-
-@_compiled
-def _verify(replay: Replay, engines: Engines, e: int, i: int, num_tokens: int) -> None:
-    """Accept what the target emits of the draft, and one token more."""
-    request = engines.requests[e, i]
-    request.draft_length = min(request.draft_length, num_tokens - 1)
-    accepted = 0
-    if request.draft_length > 0:
-        at = replay.recorded[request.trace].first + request.num_emitted
-        offer = replay.offers[at, request.draft_drafter]
-        accepted = min(request.draft_length, int(offer.accepted))
-    _let_model_wait(replay, request, accepted + 1)
-    _emit(replay, engines, e, i, accepted)
-
-
-@_compiled
-def _let_model_wait(replay: Replay, request: Any, num_final: int) -> None:
+def _let_model_wait(request: Any, num_final: int, most: int) -> None:
     """Final positions wait for the model drafter; more than one pass could read are lost."""
     request.num_final = num_final
     request.num_pending += num_final if request.is_fresh else 0
-    if request.num_pending > replay.max_num_batched_tokens:
+    if request.num_pending > most:
         request.is_fresh = False
         request.num_pending = 0
 
 
 @_compiled
-def _emit(replay: Replay, engines: Engines, e: int, i: int, accepted: int) -> None:
-    """Give a request its tokens and the record a row."""
-    counters, request = engines.counters[e], engines.requests[e, i]
-    length = request.draft_length
-    drafter = request.draft_drafter if length > 0 else 0
-    recorded = replay.recorded[request.trace]
-    row = counters.num_rows
-    counters.num_rows += 1
-    at = recorded.first + request.num_emitted
-    for position in range(engines.table.survival.shape[2]):
-        is_known = position < length and replay.is_model[drafter]
-        survival = replay.survival[at, position] if is_known else np.nan
-        engines.table.survival[e, row, position] = survival
+def _emit(request: Any, source: Any, counters: Any, row: Any, accepted: int) -> None:
+    """Give a request the accepted tokens and one more, and the record a row."""
     before = request.num_emitted
-    limit = min(request.max_tokens, recorded.num_outputs)
+    limit = min(request.max_tokens, source.num_outputs)
     request.num_emitted = min(before + accepted + 1, limit)
     request.has_row = True
     request.has_ended = request.num_emitted == limit
     counters.num_tokens += request.num_emitted - before
     counters.num_finished += request.has_ended
-    told = engines.table.rows[e, row]
-    told.num_context_tokens = recorded.num_prompt + before + accepted + 1
-    told.temperature = replay.temperature
-    told.drafter = drafter
-    told.num_draft_tokens = length
-    told.num_accepted_tokens = accepted
-    told.num_emitted_tokens = accepted + 1
-    engines.row_entry[e, row] = i
-    engines.row_slot[e, row] = request.history_slot
-    for drafter in range(1, len(replay.max_lengths)):
-        _tell(replay, engines, e, i, row, drafter)
-
-
-@_compiled
-def _tell(replay: Replay, engines: Engines, e: int, i: int, row: int, drafter: int) -> None:
-    """What a drafter says of itself; as `NgramDrafter.offer` and `ModelDrafter.state`."""
-    request, told = engines.requests[e, i], engines.table.told[e, drafter - 1]
-    if replay.is_model[drafter]:
-        told[0, row] = request.is_fresh
-        told[1, row] = request.num_pending
-        return
-    pledge = engines.pledges[e, i, drafter]
-    told[3, row] = _settle(pledge, request.num_emitted)
-    told[0, row] = told[1, row] = told[2, row] = 0
-    recorded = replay.recorded[request.trace]
-    if request.num_emitted == recorded.num_outputs:
-        return
-    offer = replay.offers[recorded.first + request.num_emitted, drafter]
-    told[0, row] = offer.match_length
-    told[1, row] = offer.num_matches
-    told[2, row] = offer.length
-    if offer.length > 0 and pledge.start < 0:
-        pledge.start = request.num_emitted
-        pledge.length = offer.length
-        pledge.accepted = offer.accepted
+    row.num_context_tokens = source.num_prompt + before + accepted + 1
+    row.drafter = request.draft_drafter if request.draft_length > 0 else 0
+    row.num_draft_tokens = request.draft_length
+    row.num_accepted_tokens = accepted
+    row.num_emitted_tokens = accepted + 1
 
 
 @_compiled
@@ -329,16 +302,17 @@ def _settle(pledge: Any, num_emitted: int) -> int:
 @_compiled
 def _charge(replay: Replay, engines: Engines, e: int) -> None:
     """Price the step and add it to what was done since the last decision."""
-    counters, load = engines.counters[e], engines.load[e]
+    counters, load, rows = engines.counters[e], engines.load[e], engines.table.rows[e]
+    is_model, shape = replay.is_model, engines.shape[e]
     num_context = num_draft_context = 0
     has_model_draft = has_token_draft = False
     for row in range(counters.num_rows):
-        told = engines.table.rows[e, row]
-        num_context += told.num_context_tokens
-        if replay.is_model[told.drafter]:
+        num_context += rows[row].num_context_tokens
+        drafter = rows[row].drafter
+        if is_model[drafter]:
             has_model_draft = True
-            num_draft_context += told.num_context_tokens
-        elif told.drafter > 0:
+            num_draft_context += rows[row].num_context_tokens
+        elif drafter > 0:
             has_token_draft = True
     work = np.zeros(len(FEATURES))
     work[_STEPS] = 1
@@ -352,7 +326,7 @@ def _charge(replay: Replay, engines: Engines, e: int) -> None:
     prices = replay.seconds[int(load[0])]
     for feature in range(len(work)):
         counters.seconds += work[feature] * prices[feature]
-        engines.shape[e, feature] += work[feature]
+        shape[feature] += work[feature]
     if has_token_draft:
         target_s = prices[_STEPS] + work[_VERIFIED] * prices[_VERIFIED]
         target_s += work[_CONTEXT] * prices[_CONTEXT]
@@ -380,15 +354,16 @@ def _observe(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
 @_compiled
 def _remove_ended(replay: Replay, engines: Engines, e: int) -> None:
     """Close the ranks over requests that ended in the last step."""
+    requests, pledges = engines.requests[e], engines.pledges[e]
     kept = 0
     for i in range(engines.counters[e].num_reqs):
-        if engines.requests[e, i].has_ended:
+        if requests[i].has_ended:
             _free_history(replay, engines, e, i)
             continue
         if kept < i:
-            engines.requests[e, kept] = engines.requests[e, i]
-            for drafter in range(engines.pledges.shape[2]):
-                engines.pledges[e, kept, drafter] = engines.pledges[e, i, drafter]
+            requests[kept] = requests[i]
+            for drafter in range(pledges.shape[1]):
+                pledges[kept, drafter] = pledges[i, drafter]
         kept += 1
     engines.counters[e].num_reqs = kept
 

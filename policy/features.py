@@ -180,31 +180,37 @@ def _observe_group(
     out: np.ndarray,
 ) -> None:  # pragma: no cover - compiled
     """One observation row over the step's rows `[first, last)`; fields as in the contract."""
-    num_drafters = len(layout.is_model)
-    count = last - first
+    # Arrays are taken out of their tuples first: inside a loop each access would count references.
+    num_drafters, count = len(layout.is_model), last - first
+    rows, steps_since = table.rows, history.steps_since
+    is_model, is_log2, low, high = layout.is_model, layout.is_log2, layout.low, layout.high
     out[0] = load[0]
     out[1] = load[1]
     out[2] = load[2]
-    out[3] = _mean(table.rows["num_context_tokens"], first, last)
+    out[3] = _mean(rows["num_context_tokens"], first, last)
     out[4] = load[3]
-    out[5] = _mean(table.rows["temperature"], first, last)
+    out[5] = _mean(rows["temperature"], first, last)
     field = 6
     for index in range(num_drafters):
-        used = _add_samples(layout, history, slot, table, index, first, last)
-        if used:
-            history.steps_since[slot, index] = 0
-        else:
-            history.steps_since[slot, index] += 1
-        for sample in range(_LENGTH + 1):
-            out[field + sample] = _recent(layout, history, slot, index, sample)
-        field += _LENGTH + 1
-        out[field] = history.steps_since[slot, index]
         told = table.told[index]
-        if layout.is_model[index]:
+        total, weight = history.total[slot, index], history.weight[slot, index]
+        prior = layout.prior[index]
+        used = _add_samples(
+            is_model[index], total, weight, rows, told, table.survival, index + 1, first, last
+        )
+        if used:
+            steps_since[slot, index] = 0
+        else:
+            steps_since[slot, index] += 1
+        for sample in range(_LENGTH + 1):
+            out[field + sample] = _recent(total, weight, prior, sample)
+        field += _LENGTH + 1
+        out[field] = steps_since[slot, index]
+        if is_model[index]:
             out[field + 1] = _mean(told[0], first, last)
             out[field + 2] = _mean(told[1], first, last)
-            out[field + 3] = _recent(layout, history, slot, index, _TOP1)
-            out[field + 4] = _recent(layout, history, slot, index, _EXPECTED)
+            out[field + 3] = _recent(total, weight, prior, _TOP1)
+            out[field + 4] = _recent(total, weight, prior, _EXPECTED)
             field += 5
         else:
             num_offers = 0
@@ -214,31 +220,33 @@ def _observe_group(
             out[field + 2] = _mean(told[0], first, last)
             out[field + 3] = _mean(told[1], first, last)
             out[field + 4] = _mean(told[2], first, last)
-            out[field + 5] = _recent(layout, history, slot, index, _COUNTERFACTUAL)
+            out[field + 5] = _recent(total, weight, prior, _COUNTERFACTUAL)
             field += 6
     for index in range(num_drafters + 1):
         out[field + index] = 0
     for row in range(first, last):
-        out[field + table.rows[row].drafter] += 1
+        out[field + rows[row].drafter] += 1
     for index in range(num_drafters + 1):
         out[field + index] /= count
     field += num_drafters + 1
-    out[field] = _mean(table.rows["num_draft_tokens"], first, last)
-    out[field + 1] = _mean(table.rows["num_emitted_tokens"], first, last)
+    out[field] = _mean(rows["num_draft_tokens"], first, last)
+    out[field + 1] = _mean(rows["num_emitted_tokens"], first, last)
     for index in range(len(out)):
         value = out[index]
-        if layout.is_log2[index]:
+        if is_log2[index]:
             value = np.log2(1 + value)
-        out[index] = min(max(value, layout.low[index]), layout.high[index])
+        out[index] = min(max(value, low[index]), high[index])
 
 
 @njit(nogil=True, error_model="numpy")
 def _add_samples(
-    layout: Layout,
-    history: History,
-    slot: int,
-    table: RowTable,
-    index: int,
+    is_model: bool,
+    total: np.ndarray,
+    weight: np.ndarray,
+    rows: np.ndarray,
+    told: np.ndarray,
+    all_survival: np.ndarray,
+    drafter: int,
     first: int,
     last: int,
 ) -> bool:  # pragma: no cover - compiled
@@ -247,40 +255,39 @@ def _add_samples(
     counts = np.zeros(_NUM_SAMPLES, np.float32)
     used = False
     for row in range(first, last):
-        if table.rows[row].drafter == index + 1:
+        if rows[row].drafter == drafter:
             used = True
-            for position in range(min(_LENGTH, table.rows[row].num_draft_tokens)):
+            for position in range(min(_LENGTH, rows[row].num_draft_tokens)):
                 counts[position] += 1
-                sums[position] += table.rows[row].num_accepted_tokens > position
+                sums[position] += rows[row].num_accepted_tokens > position
             counts[_LENGTH] += 1
-            sums[_LENGTH] += table.rows[row].num_emitted_tokens
-        if layout.is_model[index]:
-            if not np.isnan(table.survival[row, 0]):
+            sums[_LENGTH] += rows[row].num_emitted_tokens
+        if is_model:
+            if not np.isnan(all_survival[row, 0]):
                 counts[_TOP1] += 1
-                sums[_TOP1] += table.survival[row, 0]
+                sums[_TOP1] += all_survival[row, 0]
                 counts[_EXPECTED] += 1
-                for survival in table.survival[row]:
-                    if not np.isnan(survival):
-                        sums[_EXPECTED] += survival
-        elif table.told[index, 3, row] >= 0:
+                for position in range(all_survival.shape[1]):
+                    if not np.isnan(all_survival[row, position]):
+                        sums[_EXPECTED] += all_survival[row, position]
+        elif told[3, row] >= 0:
             counts[_COUNTERFACTUAL] += 1
-            sums[_COUNTERFACTUAL] += table.told[index, 3, row]
+            sums[_COUNTERFACTUAL] += told[3, row]
     for sample in range(_NUM_SAMPLES):
         if counts[sample] > 0:
-            history.total[slot, index, sample] *= DECAY
-            history.total[slot, index, sample] += sums[sample]
-            history.weight[slot, index, sample] *= DECAY
-            history.weight[slot, index, sample] += counts[sample]
+            total[sample] *= DECAY
+            total[sample] += sums[sample]
+            weight[sample] *= DECAY
+            weight[sample] += counts[sample]
     return used
 
 
 @njit(nogil=True, error_model="numpy")
 def _recent(
-    layout: Layout, history: History, slot: int, index: int, sample: int
+    total: np.ndarray, weight: np.ndarray, prior: np.ndarray, sample: int
 ) -> float:  # pragma: no cover - compiled
     """Recent mean of a sample, pulled towards its prior with the weight of one sample."""
-    total = history.total[slot, index, sample] + layout.prior[index, sample]
-    return total / (history.weight[slot, index, sample] + 1)
+    return (total[sample] + prior[sample]) / (weight[sample] + 1)
 
 
 @njit(nogil=True, error_model="numpy")

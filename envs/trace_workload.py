@@ -1,0 +1,178 @@
+"""Requests drawn from recorded ones: the stream of a replayed episode.
+
+The draws are compiled and come from one small generator per engine, so that thousands of engines
+can begin episodes without Python; `TraceWorkload.episode` makes the very same draws for one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from policy.errors import ConfigError
+
+from .cost_model import CostModel, StepShape
+from .reward import LoadReference
+from .traces import Traces
+from .workload import ClosedLoop, Episode, WorkloadRequest
+
+_compiled = njit(nogil=True, error_model="numpy")
+
+
+class Mix(NamedTuple):
+    """What an episode draws from.
+
+    Attributes:
+        concurrency: Numbers of requests in flight, int32 `[loads]`.
+        share_up_to: Cumulative shares of the kinds, float64 `[kinds]`.
+        first: First entry of each kind in `members` and, last, their number, int64 `[kinds + 1]`.
+        members: Recorded requests, kind after kind, int32.
+        num_outputs: Output tokens of each recorded request, int32 `[requests]`.
+        output_tokens: Token limit of a request.
+        first_wave_min_fraction: Smallest share of it that a request of the first wave asks for.
+    """
+
+    concurrency: np.ndarray
+    share_up_to: np.ndarray
+    first: np.ndarray
+    members: np.ndarray
+    num_outputs: np.ndarray
+    output_tokens: int
+    first_wave_min_fraction: float
+
+
+class TraceWorkload:
+    """Recorded requests from which every episode draws, with replacement.
+
+    Args:
+        traces: The requests.
+        concurrency: Numbers of requests in flight; each episode draws one of them.
+        output_tokens: Token limit of a request; at most what was recorded.
+        kinds: Weight of each kind; None takes every recorded kind equally.
+        first_wave_min_fraction: See `WorkloadConfig`.
+
+    Raises:
+        ConfigError: If a kind was not recorded, or outputs are shorter than asked for.
+    """
+
+    def __init__(
+        self,
+        traces: Traces,
+        concurrency: tuple[int, ...],
+        output_tokens: int,
+        kinds: Mapping[str, float] | None = None,
+        first_wave_min_fraction: float = 0.25,
+    ) -> None:
+        if output_tokens > traces.header.output_tokens:
+            raise ConfigError(
+                f"The traces hold {traces.header.output_tokens} output tokens of a request, not "
+                f"{output_tokens}; lower workload.output_tokens or collect longer ones."
+            )
+        recorded = sorted(set(traces.kinds))
+        kinds = dict.fromkeys(recorded, 1.0) if kinds is None else kinds
+        if unknown := sorted(set(kinds) - set(recorded)):
+            raise ConfigError(
+                f"The traces hold no request of kind '{unknown[0]}'; choose from "
+                f"{', '.join(recorded)}."
+            )
+        if not kinds or min(kinds.values()) < 0 or sum(kinds.values()) <= 0:
+            raise ConfigError("No kind of the traces has a weight; give one a weight above 0.")
+        members = [
+            np.array([i for i, name in enumerate(traces.kinds) if name == kind], np.int32)
+            for kind in kinds
+        ]
+        weights = np.array(list(kinds.values()), np.float64)
+        self.traces = traces
+        self.mix = Mix(
+            concurrency=np.array(concurrency, np.int32),
+            share_up_to=np.cumsum(weights) / weights.sum(),
+            first=np.cumsum([0, *map(len, members)]).astype(np.int64),
+            members=np.concatenate(members),
+            num_outputs=traces.num_output_tokens.astype(np.int32),
+            output_tokens=output_tokens,
+            first_wave_min_fraction=first_wave_min_fraction,
+        )
+
+    def episode(self, seed: int, concurrency: int | None = None) -> Episode:
+        """The episode of a seed, the same in every process.
+
+        Args:
+            seed: Fixes the episode.
+            concurrency: Requests in flight; drawn from the configured ones if None.
+        """
+        state = np.array([seed], np.uint64)
+        drawn = draw_concurrency(self.mix, state, 0)
+        load = drawn if concurrency is None else concurrency
+        return Episode(load, self._requests(seed, state, load), ClosedLoop(load))
+
+    def _requests(self, seed: int, state: np.ndarray, first_wave: int) -> Iterator[WorkloadRequest]:
+        traces = self.traces
+        for index in itertools.count():
+            trace, max_tokens = draw_request(self.mix, state, 0, index < first_wave)
+            yield WorkloadRequest(
+                request_id=f"{traces.request_ids[trace]}-{seed}-{index}",
+                prompt_token_ids=tuple(traces.prompts[trace].tolist()),
+                max_tokens=max_tokens,
+                temperature=traces.header.temperature,
+                kind=traces.kinds[trace],
+            )
+
+    def references(self, cost_model: CostModel) -> dict[int, LoadReference]:
+        """No speculation at each load: a step of one token per request at the mean context."""
+        num_prompt = np.array([len(prompt) for prompt in self.traces.prompts])
+        outputs = np.minimum(self.mix.num_outputs, self.mix.output_tokens)
+        context = float(np.average(num_prompt + outputs / 2, weights=outputs))
+        references = {}
+        for load in sorted(set(self.mix.concurrency.tolist())):
+            shape = StepShape(
+                num_running_reqs=load,
+                num_verified_tokens=load,
+                num_context_tokens=round(load * context),
+            )
+            step_time_s = cost_model.expected_s(shape)
+            references[load] = LoadReference(load / step_time_s, step_time_s)
+        return references
+
+
+@_compiled
+def draw_uint64(states: np.ndarray, e: int) -> np.uint64:
+    """The next number of generator `e`: splitmix64, whose state is a counter."""
+    states[e] += np.uint64(0x9E3779B97F4A7C15)
+    number = states[e]
+    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return number ^ (number >> np.uint64(31))
+
+
+@_compiled
+def draw_fraction(states: np.ndarray, e: int) -> float:
+    """A number in [0, 1)."""
+    return (draw_uint64(states, e) >> np.uint64(11)) * (1.0 / (1 << 53))
+
+
+@_compiled
+def draw_concurrency(mix: Mix, states: np.ndarray, e: int) -> int:
+    """An episode's number of requests in flight."""
+    return mix.concurrency[int(draw_fraction(states, e) * len(mix.concurrency))]
+
+
+@_compiled
+def draw_request(mix: Mix, states: np.ndarray, e: int, is_first_wave: bool) -> tuple[int, int]:
+    """A recorded request and its token limit."""
+    share = draw_fraction(states, e)
+    kind = 0
+    while share >= mix.share_up_to[kind] and kind < len(mix.share_up_to) - 1:
+        kind += 1
+    num_members = mix.first[kind + 1] - mix.first[kind]
+    member = mix.first[kind] + int(draw_fraction(states, e) * num_members)
+    trace = mix.members[member]
+    fraction = 1.0
+    if is_first_wave:
+        low = mix.first_wave_min_fraction
+        fraction = low + (1 - low) * draw_fraction(states, e)
+    limit = max(1, round(fraction * mix.output_tokens))
+    return trace, min(limit, mix.num_outputs[trace])
