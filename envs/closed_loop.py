@@ -76,14 +76,11 @@ def seconds_alone(
     """Seconds of decoding each request alone, float64 `[requests]`; see `tokens_per_s`."""
     prices = prices_at(cost_model, 1)
     num_tokens = np.maximum(traces.num_output_tokens - first_position, 0)
-    return np.array(
-        [
-            _serve(options, traces.starts, first_position, np.array([request]), 1, tokens, prices)[
-                0
-            ]
-            for request, tokens in enumerate(num_tokens)
-        ]
-    )
+    served = [
+        _serve(options, traces.starts, first_position, np.array([request]), 1, tokens, prices)
+        for request, tokens in enumerate(num_tokens)
+    ]
+    return np.array([seconds for seconds, _ in served])
 
 
 @njit(nogil=True)
