@@ -22,7 +22,7 @@ from .cost_model import CostModel
 from .engine import NO_SPECULATION, Engine, EngineStep
 from .online_cost_model import OnlineCostModel
 from .reward import LoadReference, RewardConfig, step_reward
-from .workload import Episode, Workload
+from .workload import Episode, EpisodeSource
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     def __init__(
         self,
         make_engine: Callable[[], Engine],
-        workload: Workload,
+        workload: EpisodeSource,
         config: EpisodeConfig,
         reward: RewardConfig,
         render_mode: str | None = None,
@@ -170,8 +170,9 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self._last = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learnt of the machine, JSON-ready, so that a resumed training goes on alike."""
+        """What a resumed training needs to go on alike, JSON-ready: draws and measured speeds."""
         return {
+            "generator": self.np_random.bit_generator.state,
             "cost_model": self.cost_model.state_dict(),
             "references": {
                 str(load): [reference.tok_per_s, reference.step_time_s]
@@ -181,6 +182,8 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`."""
+        self.np_random = np.random.default_rng()
+        self.np_random.bit_generator.state = state["generator"]
         self.cost_model.load_state_dict(state["cost_model"])
         self.references = {
             int(load): LoadReference(*reference) for load, reference in state["references"].items()

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,25 @@ class _Progress:
     num_finished_reqs: int = 0
     num_engine_steps: int = 0
     shape: StepShape = NO_WORK
+
+
+@dataclass(frozen=True)
+class ProbedStep:
+    """One engine step without speculation, and what every drafter would draft after it.
+
+    Attributes:
+        emitted: New tokens by request.
+        finished: Requests that the step ended, with their last tokens in `emitted`.
+        req_ids: Request of each row of the probes.
+        probes: What each drafter would draft; empty where no request awaits a decision.
+        hook: The hook, still at the decision.
+    """
+
+    emitted: dict[str, list[int]]
+    finished: frozenset[str]
+    req_ids: tuple[str, ...]
+    probes: dict[str, Any]
+    hook: Any
 
 
 class VllmEngine:
@@ -128,6 +147,32 @@ class VllmEngine:
             for request_id, token_ids in self._step_engine(_Progress()).items():
                 outputs[request_id] += token_ids
         return outputs
+
+    def probe(self, requests: Iterable[WorkloadRequest], concurrency: int) -> Iterator[ProbedStep]:
+        """Serve requests to their ends without speculation, probing every drafter at each step.
+
+        Args:
+            requests: What to serve, in order.
+            concurrency: Requests in flight.
+
+        Yields:
+            What each engine step brought.
+        """
+        self.abort_all()
+        waiting = deque(requests)
+        while waiting or self._unfinished:
+            while waiting and len(self._unfinished) < concurrency:
+                self.add(waiting.popleft())
+            before = {internal: request_id for request_id, internal in self._unfinished.items()}
+            emitted = self._step_engine(_Progress())
+            finished = frozenset(before.values()) - self._unfinished.keys()
+            decision = self.hook.pending
+            if decision is None:
+                yield ProbedStep(emitted, finished, (), {}, self.hook)
+                continue
+            req_ids = tuple(before[internal] for internal in decision.record.req_ids)
+            yield ProbedStep(emitted, finished, req_ids, self.hook.probe(), self.hook)
+            self._draft(NO_SPECULATION, _Progress())
 
     def read_prompts(self, prompts: Sequence[tuple[int, ...]]) -> None:
         """Bring prompts into the prefix cache, so that later blocks do not pay for them."""

@@ -22,6 +22,7 @@ __all__ = [
     "ChatTokenizer",
     "ClosedLoop",
     "Episode",
+    "EpisodeSource",
     "Workload",
     "WorkloadConfig",
     "WorkloadRequest",
@@ -67,6 +68,14 @@ class ArrivalPattern(Protocol):
             num_unfinished_reqs: Requests that were sent and haven't finished.
             elapsed_s: Engine time since the episode began, in seconds.
         """
+        ...
+
+
+class EpisodeSource(Protocol):
+    """Gives every seed its episode: a workload of prompts, or of recorded requests."""
+
+    def episode(self, seed: int) -> Episode:
+        """Return the episode of a seed, the same in every process."""
         ...
 
 
@@ -145,6 +154,20 @@ class Workload:
     def prompts(self) -> list[tuple[int, ...]]:
         """Token ids of every prompt in use, for warming a prefix cache."""
         return [ids for kind in self._token_ids.values() for ids in kind]
+
+    def every_request(self) -> list[WorkloadRequest]:
+        """Every prompt once, kind after kind, with the full token limit."""
+        return [
+            WorkloadRequest(
+                request_id=f"{self.split}-{kind}-{index}",
+                prompt_token_ids=token_ids,
+                max_tokens=self.config.output_tokens,
+                temperature=self.config.temperature,
+                kind=kind,
+            )
+            for kind, prompts in self._token_ids.items()
+            for index, token_ids in enumerate(prompts)
+        ]
 
     def episode(self, seed: int, concurrency: int | None = None) -> Episode:
         """Return the episode of a seed: the same in every process, whatever was drawn before.

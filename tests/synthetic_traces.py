@@ -28,7 +28,9 @@ def make_traces(num_requests=12, output_tokens=40, seed=0, kinds=("code", "chat"
     is_first = np.isin(np.arange(positions), starts[:-1])
 
     def drafts(longest, chance):
-        drafted = np.where(rng.random(positions) < chance, rng.integers(1, longest + 1, positions), 0)
+        drafted = np.where(
+            rng.random(positions) < chance, rng.integers(1, longest + 1, positions), 0
+        )
         drafted[is_first] = 0
         accepted = np.minimum(rng.geometric(0.4, positions) - 1, np.minimum(drafted, left))
         return drafted.astype(np.uint8), accepted.astype(np.uint8)

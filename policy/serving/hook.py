@@ -42,6 +42,21 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class Probe:
+    """What a drafter would draft at a decision, row by row.
+
+    Attributes:
+        token_ids: One list per row; empty without a draft.
+        survival: float32 `[rows, max length]`, NaN for token drafters and where nothing is drafted.
+        margin: Gap between the two largest logits of each token, of the same shape.
+    """
+
+    token_ids: list[list[int]]
+    survival: np.ndarray
+    margin: np.ndarray
+
+
+@dataclass(frozen=True)
 class _Drafted:
     """What was drafted for a request and waits for verification."""
 
@@ -106,6 +121,7 @@ class SpeculationHook:
         self._drafted: dict[str, _Drafted] = {}
         self._known_req_ids: set[str] = set()
         self._captured: tuple[Any, ...] | None = None
+        self._sample_hidden_states: torch.Tensor | None = None
 
     def install(self) -> None:
         """Replace the runner's two drafting methods, on this instance only."""
@@ -184,6 +200,67 @@ class SpeculationHook:
         self._read_overdue()
         return DraftTokenIds(list(record.req_ids), drafts)
 
+    @torch.inference_mode()
+    def probe(self) -> dict[str, Probe]:
+        """Draft with every drafter at full length for the pending decision, and submit nothing.
+
+        The decision stays pending. A request's own token limit does not shorten the drafts, so
+        that a replay may ask for fewer tokens than were recorded.
+        """
+        assert self.pending is not None
+        record = self.pending.record
+        room = np.maximum(self._max_model_len - 1 - record.num_context_tokens, 0)
+        return {
+            drafter: self._probe(drafter, length, np.minimum(length, room))
+            for drafter, length in zip(
+                self.contract.drafters[1:], self.contract.max_lengths[1:], strict=True
+            )
+        }
+
+    def _probe(self, drafter: str, length: int, lengths: np.ndarray) -> Probe:
+        if drafter not in MODEL_DRAFTERS:
+            assert self._ngram is not None
+            unknown = np.full((len(lengths), length), np.nan, np.float32)
+            token_ids = [self._ngram.draft(row, most) for row, most in enumerate(lengths.tolist())]
+            return Probe(token_ids, unknown, unknown)
+        assert self._model is not None
+        self._model.keeps_margins = True
+        draft = self._model.draft(self._engine_rows, length)
+        self._model.keeps_margins = False
+        is_beyond = np.arange(length) >= lengths[:, None]
+        is_none = np.isnan(draft.survival[:, 0])
+        return Probe(
+            [
+                [] if none else row[:most].tolist()
+                for row, most, none in zip(draft.token_ids, lengths, is_none, strict=True)
+            ],
+            np.where(is_beyond, np.nan, draft.survival),
+            np.where(is_beyond, np.nan, draft.margin),
+        )
+
+    @torch.inference_mode()
+    def target_probabilities(self, token_ids: np.ndarray) -> np.ndarray:
+        """How likely the target was, in the step just done, to sample these tokens.
+
+        Args:
+            token_ids: One token per row of the pending decision, int64 `[rows]`.
+
+        Returns:
+            float32 `[rows]`, at each request's sampling temperature, which must be above 0;
+            top-k, top-p and logit processors are not applied. NaN after a step that verified
+            several tokens of a request.
+        """
+        assert self.pending is not None
+        assert self._sample_hidden_states is not None
+        if len(self._sample_hidden_states) != self._runner.input_batch.num_reqs:
+            return np.full(len(token_ids), np.nan, np.float32)
+        rows = torch.from_numpy(self._engine_rows).to(self._sample_hidden_states.device)
+        logits = self._runner.model.compute_logits(self._sample_hidden_states[rows]).float()
+        temperature = torch.from_numpy(self.pending.record.temperature).to(logits.device)
+        probabilities = (logits / temperature[:, None]).softmax(dim=-1)
+        index = torch.from_numpy(token_ids).to(logits.device)
+        return probabilities.gather(1, index[:, None])[:, 0].cpu().numpy()
+
     def _count(self, record: StepRecord) -> None:
         for index, drafter in enumerate(self.contract.drafters[1:], start=1):
             num_drafts, num_draft_tokens, num_accepted_tokens = record.verified(index)
@@ -211,11 +288,11 @@ class SpeculationHook:
         self, rows: np.ndarray, lengths: np.ndarray
     ) -> list[tuple[int, list[int], np.ndarray]]:
         assert self._model is not None
-        tokens, survival = self._model.draft(self._engine_rows[rows], int(lengths.max()))
+        draft = self._model.draft(self._engine_rows[rows], int(lengths.max()))
         return [
-            (row, tokens[i, : lengths[i]].tolist(), survival[i, : lengths[i]])
+            (row, draft.token_ids[i, : lengths[i]].tolist(), draft.survival[i, : lengths[i]])
             for i, row in enumerate(rows.tolist())
-            if not np.isnan(survival[i, 0])
+            if not np.isnan(draft.survival[i, 0])
         ]
 
     def _room(self, record: StepRecord) -> np.ndarray:
@@ -241,6 +318,7 @@ class SpeculationHook:
         slot_mappings: Any,
     ) -> StepRecord:
         """Read what the step did; the arguments are those of `propose_draft_token_ids`."""
+        self._sample_hidden_states = sample_hidden_states
         batch = self._runner.input_batch
         num_reqs = batch.num_reqs
         req_ids = list(batch.req_ids[:num_reqs])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,14 +28,22 @@ class _Backlog:
     Attributes:
         start: First position the drafter's KV cache lacks.
         end: One past the last position whose hidden states are known.
+        cached_end: End of what came from the prefix cache, until the drafter is known to have
+            read that too; then 0.
         hidden_states: Chunks `[positions, hidden]` that cover the positions in order.
-        fresh: False once a position was lost: the drafter is then of no use to the request.
+        lost: Whether a position was lost: the drafter is then of no use to the request.
     """
 
     start: int
     end: int
+    cached_end: int
     hidden_states: list[torch.Tensor] = field(default_factory=list)
-    fresh: bool = True
+    lost: bool = False
+
+    @property
+    def fresh(self) -> bool:
+        """Whether all that precedes `start` lies in the drafter's KV cache."""
+        return not self.lost and not self.cached_end
 
     @property
     def num_tokens(self) -> int:
@@ -43,9 +51,30 @@ class _Backlog:
 
     def lose(self) -> None:
         """Drop the hidden states; the request cannot use the drafter until its next prefill."""
-        self.fresh = False
+        self.lost = True
         self.hidden_states.clear()
         self.start = self.end
+
+
+class ModelDraft(NamedTuple):
+    """Drafts for some requests; a row of NaN survival has none.
+
+    Attributes:
+        token_ids: int64 `[rows, length]`.
+        survival: Probability that each token survives verification, float32 `[rows, length]`.
+        margin: Gap between the two largest logits of each token, float32 `[rows, length]`; NaN
+            unless margins are kept.
+    """
+
+    token_ids: np.ndarray
+    survival: np.ndarray
+    margin: np.ndarray
+
+    @classmethod
+    def empty(cls, num_rows: int, length: int) -> ModelDraft:
+        """No draft for any row."""
+        unknown = np.full((2, num_rows, length), np.nan, np.float32)
+        return cls(np.zeros((num_rows, length), np.int64), *unknown)
 
 
 @dataclass(frozen=True)
@@ -79,9 +108,13 @@ class ModelDrafter:
         dormant_after: Steps without a draft after which prompts are no longer read at once.
         max_pending_tokens: Unread tokens a request may gather before the drafter reads them
             (awake) or gives the request up (dormant).
+
+    Attributes:
+        keeps_margins: Whether drafts tell their margins, which costs a second look at the logits.
     """
 
     def __init__(self, runner: Any, *, dormant_after: int, max_pending_tokens: int) -> None:
+        self.keeps_margins = False
         self._runner = runner
         self._proposer = runner.drafter
         self._max_num_speculative_tokens = runner.num_spec_tokens
@@ -91,6 +124,7 @@ class ModelDrafter:
         self._holes: set[int] = set()
         self._steps_since_draft = 0
         self._top1: list[torch.Tensor] = []
+        self._margins: list[torch.Tensor] = []
         self._num_passes = 0
         self._num_pass_tokens = 0
         self._step: TargetStep | None = None
@@ -113,14 +147,26 @@ class ModelDrafter:
             backlog = self._backlogs.get(req_id)
             if backlog is None or start != backlog.end:
                 # A new request, or one whose KV cache was dropped (preemption) and is recomputed:
-                # what precedes `start` came from the prefix cache and may have been read or not.
-                fresh = self._holes.isdisjoint(blocks.blocks(row, 0, start))
-                backlog = self._backlogs[req_id] = _Backlog(start, start, fresh=fresh)
+                # what precedes `start` came from the prefix cache.
+                backlog = self._backlogs[req_id] = _Backlog(start, start, cached_end=start)
             backlog.end = end
-            if backlog.fresh:
-                backlog.hidden_states.append(chunks[row])
-            if not backlog.fresh or backlog.num_tokens > self._proposer.max_num_tokens:
+            backlog.hidden_states.append(chunks[row])
+            if backlog.lost or backlog.num_tokens > self._proposer.max_num_tokens:
                 backlog.lose()  # more than one pass of the proposer could read
+        self._check_cached(blocks)
+
+    def _check_cached(self, blocks: _BlockTable) -> None:
+        """Note whose cached positions the drafter has read by now.
+
+        Requests of one step may share a prefix that the first of them computes: it lies in the
+        prefix cache at once, but the drafter has yet to read it.
+        """
+        assert self._step is not None
+        for row, req_id in enumerate(self._step.req_ids):
+            backlog = self._backlogs[req_id]
+            if backlog.cached_end:
+                cached = blocks.blocks(row, 0, backlog.cached_end)
+                backlog.cached_end *= not self._holes.isdisjoint(cached)
 
     def _final_hidden_states(self, step: TargetStep) -> tuple[torch.Tensor, ...]:
         """Hidden states of the positions that stay, copied out of vLLM's buffers, per request."""
@@ -141,28 +187,24 @@ class ModelDrafter:
             survival,
         )
 
-    def draft(self, rows: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    def draft(self, rows: np.ndarray, length: int) -> ModelDraft:
         """Catch up on the given requests and draft for them.
 
         Args:
             rows: Batch rows of the requests; stale ones get no draft.
             length: Draft length in tokens.
-
-        Returns:
-            Token ids int64 `[rows, length]` and their survival float32 `[rows, length]`; a row
-            of NaN survival has no draft.
         """
         assert self._step is not None
-        tokens = np.zeros((len(rows), length), np.int64)
-        survival = np.full((len(rows), length), np.nan, np.float32)
+        draft = ModelDraft.empty(len(rows), length)
         backlogs = [self._backlogs[self._step.req_ids[row]] for row in rows]
         usable = np.flatnonzero([backlog.fresh and backlog.num_tokens > 0 for backlog in backlogs])
         for group in self._groups(rows[usable]):
             drafted = usable[group]
-            tokens[drafted], survival[drafted] = self._propose(rows[drafted], length)
+            for whole, part in zip(draft, self._propose(rows[drafted], length), strict=True):
+                whole[drafted] = part
         if len(usable):
             self._steps_since_draft = 0
-        return tokens, survival
+        return draft
 
     def read_overdue(self) -> None:
         """Bound what waits: while awake read prompts and long backlogs, while dormant give up.
@@ -171,16 +213,20 @@ class ModelDrafter:
         """
         step = self._step
         assert step is not None
-        num_pending = np.array([self._backlogs[req_id].num_tokens for req_id in step.req_ids])
-        overdue = num_pending > self._max_pending_tokens
-        if self.dormant:
-            for row in np.flatnonzero(overdue):
-                self._backlogs[step.req_ids[row]].lose()
-            return
-        is_prompt = step.ends - step.starts > 1 + self._max_num_speculative_tokens
-        rows = np.flatnonzero(overdue | (is_prompt & (num_pending > 0)))
-        for group in self._groups(rows):
-            self._propose(rows[group], 0)
+        backlogs = [self._backlogs[req_id] for req_id in step.req_ids]
+        is_overdue = np.array([b.num_tokens > self._max_pending_tokens for b in backlogs])
+        if not self.dormant:
+            is_prompt = step.ends - step.starts > 1 + self._max_num_speculative_tokens
+            is_due = is_overdue | is_prompt
+            while len(
+                rows := np.flatnonzero(is_due & [b.fresh and b.num_tokens > 0 for b in backlogs])
+            ):
+                for group in self._groups(rows):
+                    self._propose(rows[group], 0)
+                self._check_cached(self._block_table())
+        for row in np.flatnonzero(is_overdue):
+            if backlogs[row].num_tokens > self._max_pending_tokens:
+                backlogs[row].lose()
 
     def take_cost(self) -> tuple[int, int]:
         """Forward passes run since the last call, and the tokens that went through them."""
@@ -207,7 +253,7 @@ class ModelDrafter:
             room -= num_tokens
         return [np.array(group) for group in groups]
 
-    def _propose(self, rows: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    def _propose(self, rows: np.ndarray, length: int) -> ModelDraft:
         """Run vLLM's proposer over the unread tokens of `rows`; length 0 only reads them."""
         step = self._step
         assert step is not None
@@ -224,6 +270,7 @@ class ModelDrafter:
         device = self._proposer.device
         seq_lens = torch.from_numpy(ends.astype(np.int32))
         self._top1.clear()
+        self._margins.clear()
         draft = self._proposer.propose(
             num_speculative_tokens=length,
             target_token_ids=_to(device, token_ids[owners, positions]),
@@ -255,9 +302,10 @@ class ModelDrafter:
         self._num_passes += max(1, length)
         self._num_pass_tokens += int(query_start[-1]) + max(0, length - 1) * len(rows)
         if not length:
-            return np.zeros((len(rows), 0), np.int64), np.zeros((len(rows), 0), np.float32)
-        top1 = torch.stack(self._top1, dim=1)
-        return draft.cpu().numpy(), top1.cumprod(dim=1).cpu().numpy()
+            return ModelDraft.empty(len(rows), 0)
+        survival = torch.stack(self._top1, dim=1).cumprod(dim=1)
+        margin = torch.stack(self._margins, dim=1) if self.keeps_margins else survival * np.nan
+        return ModelDraft(draft.cpu().numpy(), survival.cpu().numpy(), margin.cpu().numpy())
 
     def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Sample greedily, keep the top-1 probability, and stay in the drafter's vocabulary.
@@ -272,6 +320,9 @@ class ModelDrafter:
         else:
             logits = model.logits_processor(model.lm_head, hidden_states)
         top_logit, token_ids = logits.float().max(dim=-1)
+        if self.keeps_margins:
+            top_two = logits.float().topk(2, dim=-1).values
+            self._margins.append(top_two[:, 0] - top_two[:, 1])
         self._top1.append(torch.exp(top_logit - logits.float().logsumexp(dim=-1)))
         return token_ids if offsets is None else token_ids + offsets[token_ids]
 

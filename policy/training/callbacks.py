@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections import Counter
@@ -116,8 +117,9 @@ class ObservationRecorder(BaseCallback):
         self._rollouts.append(np.array(cast(PPO, self.model)._last_obs, np.float32))
 
     def _on_step(self) -> bool:
-        self._rollouts.append(np.array(self.locals["new_obs"], np.float32))
-        del self._rollouts[: -self._capacity]
+        observations = np.array(self.locals["new_obs"], np.float32)
+        self._rollouts.append(observations)
+        del self._rollouts[: -math.ceil(self._capacity / len(observations))]
         return True
 
 

@@ -16,8 +16,10 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.save_util import load_from_zip_file
 
 from envs.draft_env import DraftEnv
+from envs.draft_vec_env import DraftVecEnv
 
 from ..errors import ConfigError
+from .ppo import unwrapped
 
 _MODEL_FILE = "model.zip"
 _STATE_FILE = "state.json"
@@ -61,7 +63,7 @@ def save_checkpoint(folder: Path, model: PPO, run_state: dict[str, Any]) -> Path
         "num_timesteps": model.num_timesteps,
         "num_updates": model._n_updates,
         "env": env.state_dict(),
-        "generators": _generator_states(env),
+        "generators": _generator_states(),
         "run": run_state,
     }
     (partial / _STATE_FILE).write_text(json.dumps(state))
@@ -118,6 +120,32 @@ def restore(checkpoint: Checkpoint, model: PPO) -> None:
         ConfigError: If the checkpoint is damaged, or of another observation, action or network.
     """
     folder, state, env = checkpoint.folder, checkpoint.state, _env_of(model)
+    _set_parameters(checkpoint, model)
+    try:
+        model.num_timesteps, model._n_updates = state["num_timesteps"], state["num_updates"]
+        env.load_state_dict(state["env"])
+        _restore_generators(state["generators"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(folder, error) from error
+    assert model.env is not None
+    model.env._reset_seeds()  # or the first reset would seed the environment anew
+
+
+def start_from(checkpoint: Checkpoint, model: PPO) -> None:
+    """Give a new learner the weights of a checkpoint, and nothing else of it.
+
+    Args:
+        checkpoint: Of a training on the same contract, on traces or live.
+        model: PPO built by `build_ppo`.
+
+    Raises:
+        ConfigError: If the checkpoint is damaged, or of another observation, action or network.
+    """
+    _set_parameters(checkpoint, model)
+
+
+def _set_parameters(checkpoint: Checkpoint, model: PPO) -> None:
+    folder = checkpoint.folder
     try:
         _, parameters, _ = load_from_zip_file(folder / _MODEL_FILE, load_data=False, device="cpu")
     except Exception as error:  # what a damaged archive raises depends on the damaged byte
@@ -128,33 +156,22 @@ def restore(checkpoint: Checkpoint, model: PPO) -> None:
         model.set_parameters(parameters, exact_match=True, device="cpu")
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"The checkpoint {folder} is of another network or contract; resume with the settings "
+            f"The checkpoint {folder} is of another network or contract; go on with the settings "
             f"it was trained with ({_one_line(error)})."
         ) from error
-    try:
-        model.num_timesteps, model._n_updates = state["num_timesteps"], state["num_updates"]
-        env.load_state_dict(state["env"])
-        _restore_generators(env, state["generators"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged(folder, error) from error
-    assert model.env is not None
-    model.env._reset_seeds()  # or the first reset would seed the environment anew
 
 
-def _generator_states(env: DraftEnv) -> dict[str, Any]:
-    """Every source of randomness of a training, JSON-ready."""
+def _generator_states() -> dict[str, Any]:
+    """The global sources of randomness, JSON-ready; the environment saves its own."""
     name, key, *rest = np.random.get_state()
     return {
-        "env": env.np_random.bit_generator.state,
         "python": random.getstate(),
         "numpy": [name, np.asarray(key).tolist(), *rest],
         "torch": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
     }
 
 
-def _restore_generators(env: DraftEnv, states: dict[str, Any]) -> None:
-    env.np_random = np.random.default_rng()
-    env.np_random.bit_generator.state = states["env"]
+def _restore_generators(states: dict[str, Any]) -> None:
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
     np.random.set_state(tuple(states["numpy"]))
@@ -172,7 +189,7 @@ def _one_line(error: Exception | str) -> str:
     return " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
 
 
-def _env_of(model: PPO) -> DraftEnv:
+def _env_of(model: PPO) -> DraftEnv | DraftVecEnv:
     vec_env = model.get_env()
     assert vec_env is not None
-    return cast(DraftEnv, vec_env.envs[0].unwrapped)  # type: ignore[attr-defined]
+    return unwrapped(vec_env)

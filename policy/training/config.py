@@ -8,10 +8,27 @@ from typing import Any, Literal
 
 from envs.draft_env import EpisodeConfig
 from envs.live import DraftersConfig, ModelConfig
+from envs.replayed import TraceConfig
 from envs.reward import RewardConfig
 from envs.workload import WorkloadConfig
 
 from ..errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EnvConfig(EpisodeConfig):
+    """What is stepped.
+
+    Attributes:
+        trace: What is replayed; null steps live vLLM.
+    """
+
+    trace: TraceConfig | None = None
+
+    @property
+    def num_envs(self) -> int:
+        """Engines that are stepped at once; live vLLM is one."""
+        return 1 if self.trace is None else self.trace.num_envs
 
 
 @dataclass(frozen=True)
@@ -55,11 +72,6 @@ class PpoConfig:
         _check_least("ppo", self, 1, ("total_timesteps", "n_steps", "n_epochs"))
         _check_least("ppo", self, 2, ("batch_size",))  # advantages are normalised within it
         _check_least("ppo", self, 0, ("ent_coef", "vf_coef", "length_prior"))
-        if self.n_steps % self.batch_size:
-            raise ConfigError(
-                f"ppo.n_steps {self.n_steps} is not a multiple of ppo.batch_size "
-                f"{self.batch_size}; change one of them."
-            )
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"ppo.{name} is {getattr(self, name)}; make it 0 to 1.")
@@ -138,6 +150,21 @@ class CompareConfig:
 
 
 @dataclass(frozen=True)
+class PretrainConfig:
+    """A training before the training, such as one on traces before one on live vLLM.
+
+    Attributes:
+        env: What is stepped.
+        ppo: The learner; its networks must be the later one's.
+        checkpoint_every: Env steps between checkpoints.
+    """
+
+    env: EnvConfig
+    ppo: PpoConfig
+    checkpoint_every: int = 500_000
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """One training run.
 
@@ -153,12 +180,14 @@ class TrainConfig:
         seed: Seed of everything random.
         checkpoint_every: Env steps between checkpoints.
         resume: Folder of a checkpoint to go on from; null starts anew.
+        start_from: Folder of a checkpoint whose weights a new training begins with.
+        pretrain: A training on other environments that comes first and gives the weights.
         output_dir: Folder of the run.
     """
 
     model: ModelConfig
     drafters: DraftersConfig
-    env: EpisodeConfig
+    env: EnvConfig
     workload: WorkloadConfig
     reward: RewardConfig
     ppo: PpoConfig
@@ -167,9 +196,20 @@ class TrainConfig:
     seed: int = 0
     checkpoint_every: int = 512
     resume: str | None = None
+    start_from: str | None = None
+    pretrain: PretrainConfig | None = None
     output_dir: str = "outputs"
 
     def __post_init__(self) -> None:
+        rollout = self.ppo.n_steps * self.env.num_envs
+        if rollout % self.ppo.batch_size:
+            raise ConfigError(
+                f"A rollout of {rollout} steps (ppo.n_steps {self.ppo.n_steps} in "
+                f"{self.env.num_envs} engines) is not a multiple of ppo.batch_size "
+                f"{self.ppo.batch_size}; change one of them."
+            )
+        if self.resume and self.start_from:
+            raise ConfigError("resume goes on with a run and start_from begins one; give one.")
         if self.checkpoint_every < 1:
             raise ConfigError(f"checkpoint_every is {self.checkpoint_every}; make it 1 or more.")
         if not 0 <= self.seed < 2**32:

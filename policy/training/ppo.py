@@ -9,10 +9,11 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import nn
 
 from envs.draft_env import DraftEnv
+from envs.draft_vec_env import DraftVecEnv
 
 from ..contract import Contract
 from ..module import PolicyModule, normalise
@@ -44,7 +45,14 @@ def make_vec_env(env: DraftEnv) -> DummyVecEnv:
     return DummyVecEnv([lambda: Monitor(env)])
 
 
-def build_ppo(vec_env: DummyVecEnv, config: PpoConfig, seed: int) -> PPO:
+def unwrapped(vec_env: VecEnv) -> DraftEnv | DraftVecEnv:
+    """Our environment inside what PPO steps: one live engine, or many replayed ones."""
+    if isinstance(vec_env, DraftVecEnv):
+        return vec_env
+    return cast(DraftEnv, cast(DummyVecEnv, vec_env).envs[0].unwrapped)
+
+
+def build_ppo(vec_env: VecEnv, config: PpoConfig, seed: int) -> PPO:
     """A new, untrained PPO.
 
     Args:

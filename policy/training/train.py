@@ -6,26 +6,28 @@ import json
 import logging
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import CallbackList
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import VecEnv
 
 from envs.draft_env import DraftEnv
+from envs.draft_vec_env import DraftVecEnv
 from envs.live import make_live_env
+from envs.replayed import Replayed
 
 from .callbacks import CheckpointCallback, ObservationRecorder, StopCallback, ThroughputCallback
-from .checkpoint import Checkpoint, find_checkpoint, restore
+from .checkpoint import Checkpoint, find_checkpoint, restore, start_from
 from .comparison import best_settings, compare, compare_settings
-from .config import Resolved, TrainConfig
+from .config import PretrainConfig, Resolved, TrainConfig
 from .evaluate import Evaluation, evaluate
 from .export import export_policy
 from .hardware import describe_hardware
 from .measurement import count_actions
-from .ppo import build_ppo, make_vec_env
+from .ppo import build_ppo, make_vec_env, unwrapped
 from .report import format_table, write_report
 from .tracking import Tracking
 
@@ -59,6 +61,11 @@ def train(config: TrainConfig, resolved: Resolved) -> TrainResult:
     """
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
+    if config.pretrain is not None and not config.resume:
+        first = train(_pretraining(config, config.pretrain), resolved)
+        if first.interrupted:
+            return first
+        config = replace(config, start_from=str(first.folder))
     checkpoint = find_checkpoint(Path(config.resume)) if config.resume else None
     tracking = Tracking(
         config.logger, folder, resolved, checkpoint.run_state["run_id"] if checkpoint else None
@@ -75,6 +82,19 @@ def train(config: TrainConfig, resolved: Resolved) -> TrainResult:
         tracking.finish(exit_code)
 
 
+def _pretraining(config: TrainConfig, pretrain: PretrainConfig) -> TrainConfig:
+    """The run that comes first: in a folder of its own, without a comparison."""
+    return replace(
+        config,
+        env=pretrain.env,
+        ppo=pretrain.ppo,
+        checkpoint_every=pretrain.checkpoint_every,
+        compare=replace(config.compare, enabled=False),
+        pretrain=None,
+        output_dir=str(Path(config.output_dir) / "pretrain"),
+    )
+
+
 def _train_and_export(
     config: TrainConfig,
     resolved: Resolved,
@@ -82,12 +102,12 @@ def _train_and_export(
     checkpoint: Checkpoint | None,
     tracking: Tracking,
 ) -> TrainResult:
-    env = make_live_env(
-        config.model, config.drafters, config.workload, config.env, config.reward, seed=config.seed
-    )
-    vec_env = make_vec_env(env)
+    vec_env = _make_vec_env(config)
+    env = unwrapped(vec_env)
     try:
         model = build_ppo(vec_env, config.ppo, config.seed)
+        if config.start_from:
+            start_from(find_checkpoint(Path(config.start_from)), model)
         model.set_logger(tracking.sb3_logger)
         _export(model, env, folder / "untrained" / "policy.pt", _probes(env), resolved)
         if checkpoint is not None:
@@ -102,17 +122,35 @@ def _train_and_export(
         vec_env.close()
 
 
+def _make_vec_env(config: TrainConfig) -> VecEnv:
+    """Live vLLM, or many engines on traces."""
+    if config.env.trace is None:
+        return make_vec_env(
+            make_live_env(
+                config.model,
+                config.drafters,
+                config.workload,
+                config.env,
+                config.reward,
+                seed=config.seed,
+            )
+        )
+    trace = config.env.trace
+    replayed = Replayed.read(trace, config.model, config.drafters, config.workload)
+    return replayed.vec_env(config.env, trace.num_envs, trace.num_threads, config.seed)
+
+
 def _learn(
     config: TrainConfig,
     resolved: Resolved,
     folder: Path,
     model: PPO,
-    vec_env: DummyVecEnv,
+    vec_env: VecEnv,
     recorder: ObservationRecorder,
     tracking: Tracking,
 ) -> bool:
     """Learn to the end, or to a signal; whatever ends it, a checkpoint remains."""
-    drafters = vec_env.envs[0].unwrapped.contract.drafters  # type: ignore[attr-defined]
+    drafters = unwrapped(vec_env).contract.drafters
     run_state = {"run_id": tracking.run_id, "config": resolved}
     saver = CheckpointCallback(folder / "checkpoints", config.checkpoint_every, run_state)
     stopper = StopCallback(config.ppo.max_minutes)
@@ -130,7 +168,11 @@ def _learn(
 
 
 def _export(
-    model: PPO, env: DraftEnv, path: Path, observations: np.ndarray, resolved: Resolved
+    model: PPO,
+    env: DraftEnv | DraftVecEnv,
+    path: Path,
+    observations: np.ndarray,
+    resolved: Resolved,
 ) -> None:
     provenance = {
         "command": shlex.join(sys.argv),
@@ -141,7 +183,7 @@ def _export(
     export_policy(model, env.contract, path, observations=observations, provenance=provenance)
 
 
-def _probes(env: DraftEnv) -> np.ndarray:
+def _probes(env: DraftEnv | DraftVecEnv) -> np.ndarray:
     """Observations between the bounds, to compare an untrained network on."""
     generator = np.random.default_rng(0)
     low, high = env.contract.low, env.contract.high
