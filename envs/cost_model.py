@@ -110,16 +110,20 @@ class CostModel:
     token_draft_share: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.weights_s.shape != (len(self.loads), len(FEATURES)) or not len(self.loads):
+        if self.weights_s.shape != (*self.loads.shape, len(FEATURES)) or not self.loads.size:
             raise ConfigError(
                 f"A cost model needs {len(FEATURES)} weights at each of its loads, not "
                 f"{list(self.weights_s.shape)}; fit it anew with scripts/collect.py."
             )
-        if (np.diff(self.loads) <= 0).any() or self.loads[0] < 1:
+        if not (np.diff(self.loads) > 0).all() or not self.loads[0] >= 1:
             raise ConfigError("A cost model's loads must ascend from 1 or more; sort them.")
         if not ((self.weights_s >= 0) & np.isfinite(self.weights_s)).all():
             raise ConfigError(
                 "A cost model has a negative weight: more work would take less time; fit it anew."
+            )
+        if not 0 <= self.token_draft_share < np.inf:
+            raise ConfigError(
+                f"A cost model's token_draft_share is {self.token_draft_share}; make it 0 or more."
             )
 
     @classmethod
