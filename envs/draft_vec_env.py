@@ -157,6 +157,10 @@ class DraftVecEnv(VecEnv):
 
     def step_async(self, actions: np.ndarray) -> None:
         """Take the actions, int `[num_envs, 2]`."""
+        if ((actions < 0) | (actions >= self.contract.action_nvec)).any():
+            raise gymnasium.error.InvalidAction(
+                f"An action is not in {self.action_space}; take its pairs only."
+            )
         self._actions[:] = actions
 
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:

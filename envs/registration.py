@@ -112,5 +112,7 @@ if "draftgym/VllmDraft-v0" not in gymnasium.registry:
 
 if "draftgym/TraceDraft-v0" not in gymnasium.registry:
     gymnasium.register(
-        "draftgym/TraceDraft-v0", entry_point="envs.registration:make_trace_draft_env"
+        "draftgym/TraceDraft-v0",
+        entry_point="envs.registration:make_trace_draft_env",
+        nondeterministic=True,  # what is remembered of past acceptance outlives an episode
     )

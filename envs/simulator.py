@@ -110,9 +110,9 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
     row = longest = num_model_rows = num_pending = num_groups = room = 0
     for i in range(counters.num_reqs):
         request = requests[i]
-        request.draft_length = request.draft_drafter = 0
         if not request.has_row:
-            continue
+            continue  # one that found no room in the last step keeps its draft
+        request.draft_length = request.draft_drafter = 0
         at = row if len(actions) > 1 else 0
         row += 1
         drafter = actions[at, 0]
@@ -191,18 +191,19 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
     for i in range(counters.num_reqs):
         request = requests[i]
         source = recorded[request.trace]
-        was_scheduled = request.is_scheduled
+        is_running = request.num_emitted > 0 or request.num_todo < source.num_uncached
         request.has_row = request.is_scheduled = False
         wanted = 1 + request.draft_length
         if request.num_todo > 0:
             wanted = request.num_todo
-            if wanted == 1 and not was_scheduled and not has_prefill:
-                wanted += replay.max_num_speculative_tokens  # vLLM's placeholders: a cost, no more
-            else:
+            if is_running:
                 has_prefill = True
+            elif wanted == 1 and not has_prefill:
+                wanted += replay.max_num_speculative_tokens  # vLLM's placeholders: a cost, no more
+                budget = budget if wanted <= budget else 0  # all of them or nothing
         num_tokens = min(wanted, budget)
         if num_tokens == 0:
-            load[1] += not was_scheduled
+            load[1] += not is_running
             continue
         request.is_scheduled = True
         budget -= num_tokens

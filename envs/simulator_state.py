@@ -195,7 +195,13 @@ def make_replay(
     Raises:
         TraceError: If the traces lack a drafter of the contract, or a request is longer than the
             engine's longest context.
+        ConfigError: If a draft and its bonus token do not fit into an engine step.
     """
+    if config.max_num_batched_tokens <= contract.max_num_speculative_tokens:
+        raise ConfigError(
+            f"A draft of {contract.max_num_speculative_tokens} tokens does not fit into "
+            f"{config.max_num_batched_tokens} batched tokens; raise max_num_batched_tokens."
+        )
     traces.contract(dict(zip(contract.drafters[1:], contract.max_lengths[1:], strict=True)))
     recorded = np.zeros(traces.num_requests, RECORDED)
     recorded["first"] = traces.starts[:-1]

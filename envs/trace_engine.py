@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from policy.contract import TOKEN_DRAFTERS, Contract
-from policy.errors import TraceError
+from policy.errors import ConfigError, TraceError
 from policy.features import ROW, Layout
 from policy.step import ModelState, StepRecord, TokenOffer
 
@@ -94,7 +94,13 @@ class TraceEngine:
         engines = self._engines
         while True:
             unfinished = num_unfinished(engines, _THE_ENGINE)
-            for request in self._episode.take_due(unfinished, self._episode_time_s):
+            due = self._episode.take_due(unfinished, self._episode_time_s)
+            if unfinished + len(due) > self.config.max_num_seqs:
+                raise ConfigError(
+                    f"A load of {unfinished + len(due)} requests exceeds max_num_seqs "
+                    f"{self.config.max_num_seqs}; raise it or lower the load."
+                )
+            for request in due:
                 self._admit(request)
             if awaits_decision(engines, _THE_ENGINE):
                 return self._engine_step()

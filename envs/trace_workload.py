@@ -31,7 +31,8 @@ class Mix(NamedTuple):
         share_up_to: Cumulative shares of the kinds, float64 `[kinds]`.
         first: First entry of each kind in `members` and, last, their number, int64 `[kinds + 1]`.
         members: Recorded requests, kind after kind, int32.
-        num_outputs: Output tokens of each recorded request, int32 `[requests]`.
+        most_tokens: Longest output that each recorded request can be asked for, int32
+            `[requests]`: what was recorded, or any length where it ended by itself.
         output_tokens: Token limit of a request.
         first_wave_min_fraction: Smallest share of it that a request of the first wave asks for.
     """
@@ -40,7 +41,7 @@ class Mix(NamedTuple):
     share_up_to: np.ndarray
     first: np.ndarray
     members: np.ndarray
-    num_outputs: np.ndarray
+    most_tokens: np.ndarray
     output_tokens: int
     first_wave_min_fraction: float
 
@@ -92,7 +93,9 @@ class TraceWorkload:
             share_up_to=np.cumsum(weights) / weights.sum(),
             first=np.cumsum([0, *map(len, members)]).astype(np.int64),
             members=np.concatenate(members),
-            num_outputs=traces.num_output_tokens.astype(np.int32),
+            most_tokens=np.where(traces.is_stopped, output_tokens, traces.num_output_tokens).astype(
+                np.int32
+            ),
             output_tokens=output_tokens,
             first_wave_min_fraction=first_wave_min_fraction,
         )
@@ -124,7 +127,7 @@ class TraceWorkload:
     def references(self, cost_model: CostModel) -> dict[int, LoadReference]:
         """No speculation at each load: a step of one token per request at the mean context."""
         num_prompt = np.array([len(prompt) for prompt in self.traces.prompts])
-        outputs = np.minimum(self.mix.num_outputs, self.mix.output_tokens)
+        outputs = np.minimum(self.traces.num_output_tokens, self.mix.output_tokens)
         context = float(np.average(num_prompt + outputs / 2, weights=outputs))
         references = {}
         for load in sorted(set(self.mix.concurrency.tolist())):
@@ -175,4 +178,4 @@ def draw_request(mix: Mix, states: np.ndarray, e: int, is_first_wave: bool) -> t
         low = mix.first_wave_min_fraction
         fraction = low + (1 - low) * draw_fraction(states, e)
     limit = max(1, round(fraction * mix.output_tokens))
-    return trace, min(limit, mix.num_outputs[trace])
+    return trace, min(limit, mix.most_tokens[trace])
