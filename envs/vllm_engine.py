@@ -181,6 +181,8 @@ class VllmEngine:
             self.add(WorkloadRequest(f"warm-up-{index}", prompt, 1, 0.0, "warm-up"))
         while self._unfinished:
             self._step_engine(_Progress())
+            if self.hook is not None and self.hook.pending is not None:
+                self._draft(NO_SPECULATION, _Progress())  # lets the model drafter read them too
 
     def serve(self, episode: Episode, num_tokens: int) -> ServedBlock:
         """Let the engine decide for itself, as in production, and measure it.

@@ -64,7 +64,7 @@ def test_the_model_drafter_drafts_the_same_after_a_stretch_without_it(engine, st
 
     class ReadingEveryStep:
         def decide(self, record, observation):
-            tokens, _ = model.draft(engine.hook._engine_rows, 3)
+            tokens = model.draft(engine.hook._engine_rows, 3).token_ids
             drafts[int(record.num_context_tokens[0])] = tokens[0].tolist()
             return np.array([[NONE, 0]])
 
@@ -76,7 +76,7 @@ def test_the_model_drafter_drafts_the_same_after_a_stretch_without_it(engine, st
             if self.steps % (stretch + 1):
                 return np.array([[NONE, 0]])
             assert record.model_states["eagle3"].num_pending_tokens[0] >= min(stretch, 2)
-            tokens, _ = model.draft(engine.hook._engine_rows, 3)
+            tokens = model.draft(engine.hook._engine_rows, 3).token_ids
             resumed[int(record.num_context_tokens[0])] = tokens[0].tolist()
             return np.array([[NONE, 0]])
 
@@ -85,6 +85,22 @@ def test_the_model_drafter_drafts_the_same_after_a_stretch_without_it(engine, st
         engine.generate(requests, concurrency=8)
     assert len(resumed) >= 1
     assert resumed == {context: drafts[context] for context in resumed}
+
+
+def test_requests_that_share_a_prefix_and_come_together_all_get_the_drafter(engine):
+    """The first of them computes the prefix in the very step in which the others find it cached."""
+    engine.llm_engine.reset_prefix_cache()
+    shared = live.make_requests(1, max_tokens=8)[0].prompt_token_ids * 2
+    requests = [
+        WorkloadRequest(f"shared-{tail}", (*shared, 100 + tail, 200), 8, 0.0, "test")
+        for tail in range(4)
+    ]
+    controller = live.ScriptedController([(EAGLE3, 2)] * 8)
+    engine.hook.controller = controller
+    engine.generate(requests, concurrency=4)
+    assert controller.records[0].num_rows == 4
+    assert controller.records[1].model_states["eagle3"].fresh.all()
+    assert (controller.records[2].drafter == EAGLE3).all()
 
 
 @pytest.mark.parametrize(("drafter", "length"), [("none", 0), ("ngram", 8), ("eagle3", 4)])
