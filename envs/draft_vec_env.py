@@ -152,7 +152,7 @@ class DraftVecEnv(VecEnv):
             self._states,
             self._work_tokens_per_req,
         )
-        self.reset_infos = self._episode_infos()
+        self.reset_infos = [self._episode_info(e) for e in range(self.num_envs)]
         return self._engines.observation[:, 0].copy()
 
     def step_async(self, actions: np.ndarray) -> None:
@@ -227,6 +227,7 @@ class DraftVecEnv(VecEnv):
         return {
             "masters": self._masters.tolist(),
             "history": [values.tolist() for values in self._engines.history],
+            "steps_since_draft": self._engines.counters["steps_since_draft"].tolist(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -234,6 +235,7 @@ class DraftVecEnv(VecEnv):
         self._masters[:] = np.array(state["masters"], np.uint64)
         for values, saved in zip(self._engines.history, state["history"], strict=True):
             values[:] = np.array(saved, np.float32).reshape(values.shape)
+        self._engines.counters["steps_since_draft"] = state["steps_since_draft"]
 
     def _in_threads(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a compiled function, which lets go of Python's lock, on equal shares of engines."""
@@ -248,15 +250,10 @@ class DraftVecEnv(VecEnv):
     def _count(self, indices: Any) -> int:
         return len(list(self._get_indices(indices)))
 
-    def _episode_infos(self) -> list[dict[str, Any]]:
-        return [
-            {"concurrency": load, "episode_seed": seed}
-            for load, seed in zip(
-                self._episodes["concurrency"].tolist(),
-                self._episodes["seed"].tolist(),
-                strict=True,
-            )
-        ]
+    def _episode_info(self, e: int) -> dict[str, Any]:
+        """What `DraftEnv.reset` tells of an episode."""
+        episode = self._episodes[e]
+        return {"concurrency": int(episode["concurrency"]), "episode_seed": int(episode["seed"])}
 
     def _infos(self, rewards: np.ndarray, dones: np.ndarray) -> list[dict[str, Any]]:
         outcomes, drafters = self._outcomes, self.contract.drafters[1:]
@@ -277,7 +274,8 @@ class DraftVecEnv(VecEnv):
             dict(zip(keys, values, strict=True)) for values in zip(*columns.values(), strict=True)
         ]
         elapsed_s = time.time() - self._began_s
-        for e in np.flatnonzero(dones):
+        for e in np.flatnonzero(dones).tolist():
+            self.reset_infos[e] = self._episode_info(e)
             infos[e]["terminal_observation"] = self._final[e].copy()
             infos[e]["TimeLimit.truncated"] = bool(outcomes["truncated"][e])
             infos[e]["episode"] = {
