@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from policy.errors import ConfigError, TraceError
@@ -137,11 +136,8 @@ def collect_shard(job: CollectionJob, folder: Path, shard: int = 0, num_shards: 
 
 def recorded_ids(folder: Path) -> set[str]:
     """Requests that the parts of a folder hold."""
-    return {
-        request_id
-        for path in folder.glob("*.parquet")
-        for request_id in pq.read_table(path, columns=["request_id"])["request_id"].to_pylist()
-    }
+    paths = folder.glob("*.parquet")
+    return {request_id for path in paths for request_id in read_traces(path).request_ids}
 
 
 def merge(job: CollectionJob, folder: Path) -> Traces:
