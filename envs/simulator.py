@@ -229,8 +229,9 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
         counters.num_rows += 1
         row_entry[row], row_slot[row] = i, request.history_slot
         is_model_draft = request.draft_length > 0 and is_model[request.draft_drafter] > 0
-        for position in range(row_survival.shape[1]):
-            is_known = is_model_draft and position < request.draft_length
+        row_survival[row, 0] = np.nan  # the others are read only behind a known first one
+        for position in range(row_survival.shape[1] if is_model_draft else 0):
+            is_known = position < request.draft_length
             row_survival[row, position] = survival[at, position] if is_known else np.nan
         _emit(request, source, counters, rows[row], accepted)
         rows[row].temperature = replay.temperature

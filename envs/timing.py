@@ -4,7 +4,8 @@ A file is one parquet table, one row per step between two decisions:
 
 | column | type | meaning |
 |---|---|---|
-| `cell` | int32 | steps with the same load, action, context and repeat |
+| `cell` | int32 | load, action and context |
+| `visit` | int32 | one stretch of steps in a cell; the machine's speed differs between visits |
 | `load` | int32 | requests in flight |
 | `num_running_reqs` | int32 | requests in the step |
 | `num_engine_steps`, …, `num_draft_context_tokens` | int64 | the step's shape, see `StepShape` |
@@ -79,7 +80,8 @@ class Timings:
     """Timed steps, one entry each.
 
     Attributes:
-        cell: Steps with the same load, action, context and repeat, int32 `[steps]`.
+        cell: Load, action and context, int32 `[steps]`.
+        visit: One stretch of steps in a cell, int32 `[steps]`.
         load: Requests in flight, int32 `[steps]`.
         num_running_reqs: Requests in the step, int32 `[steps]`.
         features: Work in the order of `FEATURES`, float64 `[steps, FEATURES]`.
@@ -87,6 +89,7 @@ class Timings:
     """
 
     cell: np.ndarray
+    visit: np.ndarray
     load: np.ndarray
     num_running_reqs: np.ndarray
     features: np.ndarray
@@ -115,21 +118,20 @@ def run_timings(engine: VllmEngine, workload: Workload, config: TimingConfig, se
     )
     visits = [cell for _ in range(config.repeats) for cell in range(len(grid))]
     random.Random(seed).shuffle(visits)
-    rows: list[tuple[int, int, int, list[float], float]] = []
+    rows: list[tuple[int, int, int, int, list[float], float]] = []
     for visit, cell in enumerate(tqdm(visits, desc="timing", unit="cell")):
         load, action, context = grid[cell]
         episode = _episode(workload, seed + visit, load, context)
         engine.reset(episode)
         for _ in range(config.steps_per_cell):
             step = engine.step(np.array([action]))
-            shape = step.shape
-            rows.append(
-                (visit, load, shape.num_running_reqs, shape.features().tolist(), step.step_time_s)
-            )
+            work = step.shape.features().tolist()
+            rows.append((cell, visit, load, step.shape.num_running_reqs, work, step.step_time_s))
     engine.abort_all()
-    cells, loads, running, features, seconds = zip(*rows, strict=True)
+    cells, numbers, loads, running, features, seconds = zip(*rows, strict=True)
     return Timings(
         np.array(cells, np.int32),
+        np.array(numbers, np.int32),
         np.array(loads, np.int32),
         np.array(running, np.int32),
         np.array(features, np.float64),
@@ -143,6 +145,7 @@ def write_timings(timings: Timings, path: Path) -> None:
     table = pa.table(
         {
             "cell": timings.cell,
+            "visit": timings.visit,
             "load": timings.load,
             "num_running_reqs": timings.num_running_reqs,
             **{
@@ -167,6 +170,7 @@ def read_timings(path: Path) -> Timings:
         table = pq.read_table(path)
         return Timings(
             table["cell"].to_numpy(),
+            table["visit"].to_numpy(),
             table["load"].to_numpy(),
             table["num_running_reqs"].to_numpy(),
             np.stack([table[name].to_numpy() for name in FEATURES], axis=1).astype(np.float64),

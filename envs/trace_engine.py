@@ -162,6 +162,8 @@ class TraceEngine:
         finished, self._finished = frozenset(self._finished), set()
 
         told = table.told[_THE_ENGINE, :, :, :num_rows].copy()
+        survival = table.survival[_THE_ENGINE, :num_rows].copy()
+        survival[np.isnan(survival[:, 0])] = np.nan
         offers: dict[str, TokenOffer] = {}
         states: dict[str, ModelState] = {}
         for index, drafter in enumerate(self._contract.drafters[1:]):
@@ -171,7 +173,7 @@ class TraceEngine:
                 states[drafter] = ModelState(
                     told[index, 0].astype(bool),
                     told[index, 1],
-                    table.survival[_THE_ENGINE, :num_rows].copy(),
+                    survival,
                 )
         return StepRecord(
             num_running_reqs=int(running),

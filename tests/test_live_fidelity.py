@@ -140,6 +140,7 @@ def test_total_time_is_the_live_one(engine, traces, runs):
     timed = [theirs for steps in fitted for theirs, _ in steps[1:]]
     timings = Timings(
         cell=np.arange(len(timed), dtype=np.int32),
+        visit=np.arange(len(timed), dtype=np.int32),
         load=np.array([step.record.num_running_reqs for step in timed], np.int32),
         num_running_reqs=np.array([step.record.num_running_reqs for step in timed], np.int32),
         features=np.array([step.shape.features() for step in timed]),
