@@ -141,7 +141,10 @@ def start_from(checkpoint: Checkpoint, model: PPO) -> None:
     Raises:
         ConfigError: If the checkpoint is damaged, or of another observation, action or network.
     """
+    optimizer = model.policy.optimizer
+    untouched = optimizer.state_dict()
     _set_parameters(checkpoint, model)
+    optimizer.load_state_dict(untouched)
 
 
 def _set_parameters(checkpoint: Checkpoint, model: PPO) -> None:
