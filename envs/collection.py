@@ -7,7 +7,6 @@ part holds yet; how many workers there are may change between two runs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -21,13 +20,12 @@ from tqdm import tqdm
 from policy.errors import ConfigError, TraceError
 
 from .live import DraftersConfig, ModelConfig, engine_config, load_tokenizer
+from .part_files import claim
 from .prompts.prompt import Split
 from .recording import record_traces
 from .traces import TraceHeader, Traces, concatenate, read_traces
 from .vllm_engine import VllmEngine
 from .workload import Workload, WorkloadConfig, WorkloadRequest
-
-_SETTINGS_FILE = "settings.json"
 
 
 @dataclass(frozen=True)
@@ -92,18 +90,7 @@ def begin(job: CollectionJob, folder: Path) -> None:
     Raises:
         TraceError: If the folder holds parts of a job with other settings.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / _SETTINGS_FILE
-    settings = json.dumps(_recorded_settings(job), sort_keys=True, indent=1)
-    if not path.exists():
-        unfinished = path.with_suffix(".partial")
-        unfinished.write_text(settings)
-        unfinished.replace(path)
-    elif path.read_text() != settings:
-        raise TraceError(
-            f"{folder} holds parts of a collection with other settings; collect with those, name "
-            "another file as out=…, or remove the folder."
-        )
+    claim(folder, _recorded_settings(job))
 
 
 def collect_shard(job: CollectionJob, folder: Path, shard: int = 0, num_shards: int = 1) -> None:
@@ -149,13 +136,14 @@ def merge(job: CollectionJob, folder: Path) -> Traces:
         TraceError: If a request is missing.
     """
     parts = [read_traces(path) for path in sorted(folder.glob("*.parquet"))]
-    traces = concatenate(list(_without_repeats(parts)))
-    place = {request_id: i for i, request_id in enumerate(traces.request_ids)}
+    recorded = {request_id for part in parts for request_id in part.request_ids}
     wanted = [request.request_id for _, request in job.requests()]
-    if missing := [request_id for request_id in wanted if request_id not in place]:
+    if missing := [request_id for request_id in wanted if request_id not in recorded]:
         raise TraceError(
             f"{folder} lacks {len(missing)} requests, such as {missing[0]}; collect again to go on."
         )
+    traces = concatenate(list(_without_repeats(parts)))
+    place = {request_id: i for i, request_id in enumerate(traces.request_ids)}
     return traces.select([place[request_id] for request_id in wanted])
 
 

@@ -17,7 +17,7 @@ from scipy.optimize import nnls
 from policy.errors import ConfigError
 
 from .cost_model import FEATURES, CostModel
-from .timing import Timings
+from .step_timings import Timings
 
 _NUM_FITS = 6
 """Fits of which each leaves out what the one before found disturbed."""

@@ -1,4 +1,11 @@
-"""Recording traces on live vLLM: a plain run in which every drafter drafts at every position."""
+"""Recording traces on live vLLM: a plain run in which every drafter drafts at every position.
+
+Above temperature 0 this relies on vLLM's rejection sampler as it treats drafts without
+probabilities, which is how the hook submits all of them: a draft token is accepted with the
+target's probability for it and, if refused, replaced by a draw from the *other* tokens. So it is
+accepted exactly when it equals the token that the target emits, and a plain run draws that token
+from the same distribution.
+"""
 
 from __future__ import annotations
 

@@ -1,15 +1,9 @@
 """Timing live steps over a grid of loads, drafters, draft lengths and contexts.
 
-A file is one parquet table, one row per step between two decisions:
-
-| column | type | meaning |
-|---|---|---|
-| `cell` | int32 | load, action and context |
-| `visit` | int32 | one stretch of steps in a cell; the machine's speed differs between visits |
-| `load` | int32 | requests in flight |
-| `num_running_reqs` | int32 | requests in the step |
-| `num_engine_steps`, …, `num_draft_context_tokens` | int64 | the step's shape, see `StepShape` |
-| `step_time_s` | double | measured seconds |
+The grid is walked in visits, each a stretch of steps at one load and context in which every
+action of the grid comes up, in random order: whatever else the machine does meanwhile slows all
+actions alike. Each finished visit lies in one part file of the job's folder, so that a killed run
+is gone on with.
 """
 
 from __future__ import annotations
@@ -17,20 +11,20 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from policy.contract import MODEL_DRAFTERS, Contract
-from policy.errors import ConfigError, TraceError
+from policy.contract import MODEL_DRAFTERS, NONE, Contract
+from policy.errors import ConfigError
 
-from .cost_model import FEATURES
+from .live import DraftersConfig, ModelConfig, engine_config, load_tokenizer
+from .step_timings import Timings, read_timings, write_timings
 from .vllm_engine import VllmEngine
-from .workload import ClosedLoop, Episode, Workload, WorkloadRequest
+from .workload import ClosedLoop, Episode, Workload, WorkloadConfig, WorkloadRequest
 
 
 @dataclass(frozen=True)
@@ -42,8 +36,8 @@ class TimingConfig:
         token_lengths: Draft lengths of token drafters.
         model_lengths: Draft lengths of the model drafter.
         contexts: Tokens to which prompts are filled up; 0 leaves them as they are.
-        steps_per_cell: Steps that are timed in a cell and repeat.
-        repeats: Times that every cell is visited, in another order each time.
+        steps_per_action: Steps that are timed of every action in a visit.
+        repeats: Visits of every load and context, in another order each time.
         prompts_per_kind: Prompts in use, few enough to stay in the prefix cache.
     """
 
@@ -51,8 +45,8 @@ class TimingConfig:
     token_lengths: tuple[int, ...] = (2, 8)
     model_lengths: tuple[int, ...] = (1, 2, 4)
     contexts: tuple[int, ...] = (0, 512)
-    steps_per_cell: int = 12
-    repeats: int = 3
+    steps_per_action: int = 3
+    repeats: int = 8
     prompts_per_kind: int = 4
 
     def __post_init__(self) -> None:
@@ -62,7 +56,7 @@ class TimingConfig:
                 raise ConfigError(
                     f"timing.{name} is {list(values)}; list whole numbers of {least} or more."
                 )
-        for name in ("steps_per_cell", "repeats", "prompts_per_kind"):
+        for name in ("steps_per_action", "repeats", "prompts_per_kind"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"timing.{name} is {getattr(self, name)}; make it 1 or more.")
 
@@ -76,127 +70,116 @@ class TimingConfig:
 
 
 @dataclass(frozen=True)
-class Timings:
-    """Timed steps, one entry each.
+class TimingJob:
+    """What is timed.
 
     Attributes:
-        cell: Load, action and context, int32 `[steps]`.
-        visit: One stretch of steps in a cell, int32 `[steps]`.
-        load: Requests in flight, int32 `[steps]`.
-        num_running_reqs: Requests in the step, int32 `[steps]`.
-        features: Work in the order of `FEATURES`, float64 `[steps, FEATURES]`.
-        step_time_s: Measured seconds, float64 `[steps]`.
+        model: Target model and engine.
+        drafters: Drafters and their longest drafts.
+        workload: Prompts and output tokens.
+        grid: Loads, actions and contexts.
+        seed: Order of the visits and of their steps, and the prompts they use.
     """
 
-    cell: np.ndarray
-    visit: np.ndarray
-    load: np.ndarray
-    num_running_reqs: np.ndarray
-    features: np.ndarray
-    step_time_s: np.ndarray
+    model: ModelConfig
+    drafters: DraftersConfig
+    workload: WorkloadConfig
+    grid: TimingConfig
+    seed: int = 0
 
-    def __len__(self) -> int:
-        return len(self.cell)
+    def __post_init__(self) -> None:
+        if (load := max(self.grid.loads)) > self.model.max_num_seqs:
+            raise ConfigError(
+                f"timing.loads go up to {load} requests; raise model.max_num_seqs from "
+                f"{self.model.max_num_seqs} or lower them."
+            )
+        longest = max(self.grid.contexts) + self.workload.output_tokens
+        if longest > self.model.max_model_len:
+            raise ConfigError(
+                f"timing.contexts and workload.output_tokens make requests of {longest} tokens; "
+                f"raise model.max_model_len from {self.model.max_model_len} or lower them."
+            )
 
-    def select(self, steps: np.ndarray) -> Timings:
-        """Some of the steps."""
-        return Timings(**{name: values[steps] for name, values in vars(self).items()})
+    @property
+    def actions(self) -> list[tuple[int, int]]:
+        """Every action of the grid."""
+        lengths = self.drafters.max_lengths
+        return self.grid.actions(Contract((NONE, *lengths), (0, *lengths.values())))
+
+    def visits(self) -> list[tuple[int, int]]:
+        """Load and context of every visit, in their order."""
+        grid = self.grid
+        visits = list(itertools.product(grid.loads, grid.contexts)) * grid.repeats
+        random.Random(self.seed).shuffle(visits)
+        return visits
 
 
-def run_timings(engine: VllmEngine, workload: Workload, config: TimingConfig, seed: int) -> Timings:
-    """Time the grid on a live engine whose decisions are left to the caller.
+def collect_timings(job: TimingJob, folder: Path) -> None:
+    """Time the visits that no part holds yet.
 
     Args:
-        engine: The engine.
-        workload: Prompts.
-        config: The grid.
-        seed: Order of the cells.
+        job: What is timed.
+        folder: Where the parts go; the caller has claimed it.
     """
-    grid = list(itertools.product(config.loads, config.actions(engine.contract), config.contexts))
-    engine.read_prompts(
-        [_filled(prompt, workload, c) for c in config.contexts for prompt in workload.prompts()]
-    )
-    visits = [cell for _ in range(config.repeats) for cell in range(len(grid))]
-    random.Random(seed).shuffle(visits)
-    rows: list[tuple[int, int, int, int, list[float], float]] = []
-    for visit, cell in enumerate(tqdm(visits, desc="timing", unit="cell")):
-        load, action, context = grid[cell]
-        episode = _episode(workload, seed + visit, load, context)
-        engine.reset(episode)
-        for _ in range(config.steps_per_cell):
-            step = engine.step(np.array([action]))
-            work = step.shape.features().tolist()
-            rows.append((cell, visit, load, step.shape.num_running_reqs, work, step.step_time_s))
-    engine.abort_all()
-    cells, numbers, loads, running, features, seconds = zip(*rows, strict=True)
-    return Timings(
-        np.array(cells, np.int32),
-        np.array(numbers, np.int32),
-        np.array(loads, np.int32),
-        np.array(running, np.int32),
-        np.array(features, np.float64),
-        np.array(seconds, np.float64),
-    )
+    visits = job.visits()
+    left = [visit for visit in range(len(visits)) if not _part(folder, visit).exists()]
+    if not left:
+        return
+    config = replace(job.workload, max_prompts_per_kind=job.grid.prompts_per_kind)
+    workload = Workload(config, "train", load_tokenizer(job.model))
+    with (
+        closing(VllmEngine(engine_config(job.model, job.drafters))) as engine,
+        tqdm(
+            total=len(visits), initial=len(visits) - len(left), unit="visit", desc="timing"
+        ) as bar,
+    ):
+        prompts = itertools.product(job.grid.contexts, workload.prompts())
+        engine.read_prompts([_filled(prompt, workload, context) for context, prompt in prompts])
+        for visit in left:
+            write_timings(_time_visit(engine, workload, job, visit), _part(folder, visit))
+            bar.update()
 
 
-def write_timings(timings: Timings, path: Path) -> None:
-    """Write the file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table(
-        {
-            "cell": timings.cell,
-            "visit": timings.visit,
-            "load": timings.load,
-            "num_running_reqs": timings.num_running_reqs,
-            **{
-                name: timings.features[:, index].astype(np.int64)
-                for index, name in enumerate(FEATURES)
-            },
-            "step_time_s": timings.step_time_s,
-        }
-    )
-    unfinished = path.with_name(path.name + ".partial")
-    pq.write_table(table, unfinished, compression="zstd")
-    unfinished.replace(path)
-
-
-def read_timings(path: Path) -> Timings:
-    """Read what `write_timings` wrote.
+def merge_timings(job: TimingJob, folder: Path) -> Timings:
+    """All visits as one.
 
     Raises:
-        TraceError: If the file is missing, cut off, or of other columns.
+        TraceError: If a visit is missing.
     """
-    try:
-        table = pq.read_table(path)
-        return Timings(
-            table["cell"].to_numpy(),
-            table["visit"].to_numpy(),
-            table["load"].to_numpy(),
-            table["num_running_reqs"].to_numpy(),
-            np.stack([table[name].to_numpy() for name in FEATURES], axis=1).astype(np.float64),
-            table["step_time_s"].to_numpy(),
-        )
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        raise TraceError(f"{path} is no whole file of timings; remove it and time anew.") from error
+    return read_timings(*(_part(folder, visit) for visit in range(len(job.visits()))))
 
 
-def _episode(workload: Workload, seed: int, load: int, context: int) -> Episode:
-    """An endless stream of a workload's requests at a load, prompts filled up to a context."""
-    episode = workload.episode(seed, load)
-    return Episode(load, _fill(episode.requests, workload, context), ClosedLoop(load))
+def _part(folder: Path, visit: int) -> Path:
+    return folder / f"{visit:05}.parquet"
+
+
+def _time_visit(engine: VllmEngine, workload: Workload, job: TimingJob, visit: int) -> Timings:
+    load, context = job.visits()[visit]
+    cells = list(itertools.product(job.grid.loads, job.actions, job.grid.contexts))
+    actions = job.actions * job.grid.steps_per_action
+    random.Random(f"{job.seed} {visit}").shuffle(actions)
+    episode = workload.episode(job.seed + visit, load)
+    requests = _fill(episode.requests, workload, context)
+    engine.reset(Episode(load, requests, ClosedLoop(load)))
+    steps = [engine.step(np.array([action])) for action in actions]
+    engine.abort_all()
+    return Timings(
+        cell=np.array([cells.index((load, action, context)) for action in actions], np.int32),
+        visit=np.full(len(steps), visit, np.int32),
+        load=np.full(len(steps), load, np.int32),
+        num_running_reqs=np.array([step.shape.num_running_reqs for step in steps], np.int32),
+        features=np.array([step.shape.features() for step in steps]),
+        step_time_s=np.array([step.step_time_s for step in steps]),
+    )
 
 
 def _fill(
     requests: Iterator[WorkloadRequest], workload: Workload, context: int
 ) -> Iterator[WorkloadRequest]:
+    """The same requests, their prompts filled up to a context."""
     for request in requests:
-        yield WorkloadRequest(
-            request.request_id,
-            _filled(request.prompt_token_ids, workload, context),
-            request.max_tokens,
-            request.temperature,
-            request.kind,
-        )
+        prompt = _filled(request.prompt_token_ids, workload, context)
+        yield replace(request, prompt_token_ids=prompt)
 
 
 def _filled(prompt: tuple[int, ...], workload: Workload, context: int) -> tuple[int, ...]:

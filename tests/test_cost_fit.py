@@ -7,8 +7,7 @@ import pytest
 
 from envs.cost_fit import expected_s, fit_cost_model, held_out_error
 from envs.cost_model import FEATURES, CostModel
-from envs.timing import TimingConfig, Timings, read_timings, write_timings
-from policy.contract import Contract
+from envs.step_timings import Timings, read_timings, write_timings
 from policy.errors import ConfigError, TraceError
 
 LOADS = (1, 4, 16)
@@ -110,23 +109,16 @@ def test_timings_survive_their_file_and_a_cut_off_one_is_refused(tmp_path):
         read_timings(path)
     with pytest.raises(TraceError, match="no whole file of timings"):
         read_timings(tmp_path / "missing.parquet")
+    with pytest.raises(TraceError, match="No file of timings was named"):
+        read_timings()
 
 
-def test_the_grid_holds_every_drafter_and_no_speculation():
-    contract = Contract(("none", "ngram", "eagle3"), (0, 16, 4))
-    config = TimingConfig(token_lengths=(2, 8), model_lengths=(1, 4, 8))
-    assert config.actions(contract) == [(0, 0), (1, 2), (1, 8), (2, 1), (2, 4)]
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"loads": ()}, "timing.loads is"),
-        ({"loads": (0,)}, "timing.loads is"),
-        ({"contexts": (-1,)}, "list whole numbers of 0 or more"),
-        ({"repeats": 0}, "timing.repeats is 0"),
-    ],
-)
-def test_a_senseless_grid_is_refused(settings, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        TimingConfig(**settings)
+def test_several_files_of_timings_are_read_as_one(tmp_path):
+    timings = make_timings(0.1, 0.1)
+    halves = timings.select(timings.cell < 50), timings.select(timings.cell >= 50)
+    paths = [tmp_path / f"{index}.parquet" for index in range(2)]
+    for half, path in zip(halves, paths, strict=True):
+        write_timings(half, path)
+    read = read_timings(*paths)
+    for name, values in vars(timings).items():
+        np.testing.assert_array_equal(getattr(read, name), values)

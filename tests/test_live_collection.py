@@ -25,7 +25,7 @@ SETTINGS = (
 )
 TIMING = (
     *("timing.loads=[1,4]", "timing.contexts=[0]", "timing.model_lengths=[2]"),
-    *("timing.token_lengths=[4]", "timing.steps_per_cell=6", "timing.repeats=2"),
+    *("timing.token_lengths=[4]", "timing.steps_per_action=3", "timing.repeats=4"),
 )
 
 

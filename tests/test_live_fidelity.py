@@ -10,7 +10,7 @@ import pytest
 from envs.cost_fit import fit_cost_model
 from envs.recording import record_traces
 from envs.simulator_state import TraceEngineConfig
-from envs.timing import Timings
+from envs.step_timings import Timings
 from envs.trace_engine import TraceEngine
 from envs.traces import TraceHeader, concatenate
 from policy.contract import NONE

@@ -103,6 +103,46 @@ def test_requests_that_share_a_prefix_and_come_together_all_get_the_drafter(engi
     assert (controller.records[2].drafter == EAGLE3).all()
 
 
+def test_probing_changes_neither_outputs_nor_later_drafts(engine, plain_outputs):
+    """A probe drafts with every drafter at full length and leaves no trace of it."""
+    hook, requests = engine.hook, live.make_requests(4, max_tokens=32)
+    probes = []
+
+    class EveryThirdStepPlain:
+        def __init__(self, probing):
+            self.probing, self.history = probing, []
+
+        def decide(self, record, observation):
+            survival = record.model_states["eagle3"].survival
+            done = record.drafter, record.num_draft_tokens, record.num_accepted_tokens, survival
+            self.history.append([values.tolist() for values in done])
+            step = len(self.history)
+            if step % 3 == 0 and self.probing:
+                probes.append(hook.probe())
+            return np.array([[[EAGLE3, 3], [NGRAM, 4], [NONE, 0]][(step - 1) % 3]])
+
+    histories = []
+    for probing in (False, True):
+        engine.hook.controller = controller = EveryThirdStepPlain(probing)
+        outputs = engine.generate(requests, concurrency=4)
+        assert outputs == {name: plain_outputs[name][:32] for name in outputs}
+        histories.append(controller.history)
+    for without, probed in zip(*histories, strict=True):
+        assert without[:3] == probed[:3]
+        np.testing.assert_allclose(without[3], probed[3], rtol=1e-4)
+    assert len(probes) > 3
+    for probe in probes:
+        for tokens, survival, margin in zip(
+            probe["eagle3"].token_ids, probe["eagle3"].survival, probe["eagle3"].margin, strict=True
+        ):
+            assert len(tokens) == 4  # whatever the request may still emit
+            assert (np.diff(survival) <= 0).all()
+            assert ((survival > 0) & (survival <= 1) & (margin >= 0)).all()
+        assert all(len(tokens) <= 8 for tokens in probe["ngram"].token_ids)
+        assert np.isnan(probe["ngram"].survival).all()
+    assert any(tokens for probe in probes for tokens in probe["ngram"].token_ids)
+
+
 @pytest.mark.parametrize(("drafter", "length"), [("none", 0), ("ngram", 8), ("eagle3", 4)])
 def test_drafts_stop_at_the_end_of_the_context(engine, drafter, length):
     """S5: generation runs up to the very last token of the model's context."""

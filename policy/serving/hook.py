@@ -204,8 +204,9 @@ class SpeculationHook:
     def probe(self) -> dict[str, Probe]:
         """Draft with every drafter at full length for the pending decision, and submit nothing.
 
-        The decision stays pending. A request's own token limit does not shorten the drafts, so
-        that a replay may ask for fewer tokens than were recorded.
+        The decision stays pending, for `draft` without speculation: the model drafter has read
+        everything now and would not draft again. A request's own token limit does not shorten the
+        drafts, so that a replay may ask for fewer tokens than were recorded.
         """
         assert self.pending is not None
         record = self.pending.record

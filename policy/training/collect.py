@@ -6,22 +6,21 @@ import hashlib
 import json
 import shlex
 import sys
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from envs.collection import CollectionJob, begin, collect_shard, merge
 from envs.cost_fit import FitReport, fit_cost_model, held_out_error
 from envs.launcher import LauncherConfig
-from envs.live import DraftersConfig, ModelConfig, engine_config, load_tokenizer
+from envs.live import DraftersConfig, ModelConfig
+from envs.part_files import claim
 from envs.prompts.prompt import Split
-from envs.timing import TimingConfig, read_timings, run_timings, write_timings
+from envs.step_timings import write_timings
+from envs.timing import TimingConfig, TimingJob, collect_timings, merge_timings
 from envs.traces import Traces
-from envs.vllm_engine import VllmEngine
-from envs.workload import Workload, WorkloadConfig
+from envs.workload import WorkloadConfig
 
-from ..errors import ConfigError
 from .config import Resolved
 from .hardware import describe_hardware
 
@@ -84,13 +83,13 @@ def collect(config: CollectConfig, resolved: Resolved) -> Collected:
     """
     job = CollectionJob(config.model, config.drafters, config.workload, **vars(config.record))
     paths = [Path(f"{config.out}{suffix}") for suffix in (".parquet", ".timings.parquet", ".json")]
-    folder = Path(f"{config.out}.parts")
-    if config.timing is not None and max(config.timing.loads) > config.model.max_num_seqs:
-        raise ConfigError(
-            f"timing.loads go up to {max(config.timing.loads)} requests; raise model.max_num_seqs "
-            f"from {config.model.max_num_seqs} or lower them."
-        )
+    folder, timing_folder = (
+        Path(f"{config.out}{suffix}") for suffix in (".parts", ".timings.parts")
+    )
+    timing = _timing_job(config)
     begin(job, folder)
+    if timing is not None:
+        claim(timing_folder, {**asdict(timing), "hardware": describe_hardware()})
     if config.launcher.name == "ray":
         from envs.ray_collection import collect_on_ray
 
@@ -105,15 +104,19 @@ def collect(config: CollectConfig, resolved: Resolved) -> Collected:
         "hardware": describe_hardware(),
         "num_requests": traces.num_requests,
         "num_output_tokens": int(traces.starts[-1]),
-        "sha256": hashlib.sha256(paths[0].read_bytes()).hexdigest(),
+        "sha256": _sha256(paths[0]),
     }
     fit = None
-    if config.timing is not None:
-        _time_steps(config, config.timing, paths[1])
-        rows = read_timings(paths[1])
-        fit = held_out_error(rows, config.timing.loads)
-        model = fit_cost_model(rows, config.timing.loads)
-        provenance["cost_model"] = {**model.state_dict(), "fit": fit.as_dict()}
+    if timing is not None:
+        collect_timings(timing, timing_folder)
+        steps = merge_timings(timing, timing_folder)
+        write_timings(steps, paths[1])
+        fit = held_out_error(steps, timing.grid.loads)
+        provenance["cost_model"] = {
+            **fit_cost_model(steps, timing.grid.loads).state_dict(),
+            "fit": fit.as_dict(),
+            "timings_sha256": _sha256(paths[1]),
+        }
     unfinished = paths[2].with_suffix(".json.partial")
     unfinished.write_text(json.dumps(provenance, indent=1) + "\n")
     unfinished.replace(paths[2])
@@ -136,15 +139,13 @@ def describe(collected: Collected) -> str:
     return "\n".join([*lines, "Files: " + ", ".join(map(str, collected.paths))])
 
 
-def _time_steps(config: CollectConfig, timing: TimingConfig, path: Path) -> None:
-    """Run the grid of timed steps on this machine, unless an earlier run has."""
-    if path.exists():
-        return
-    workload = replace(
-        config.workload,
-        concurrency=timing.loads,
-        max_prompts_per_kind=timing.prompts_per_kind,
-    )
-    requests = Workload(workload, "train", load_tokenizer(config.model))
-    with closing(VllmEngine(engine_config(config.model, config.drafters))) as engine:
-        write_timings(run_timings(engine, requests, timing, config.seed), path)
+def _timing_job(config: CollectConfig) -> TimingJob | None:
+    """What is timed; None leaves the cost model out."""
+    if config.timing is None:
+        return None
+    workload = replace(config.workload, concurrency=config.timing.loads)
+    return TimingJob(config.model, config.drafters, workload, config.timing, config.seed)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
