@@ -91,7 +91,7 @@ install_packages() {
   local options
   options=$(torch_options "$1") || return
   # shellcheck disable=SC2086  # the options are words
-  pip install --progress-bar off $options -e "$ROOT[$1,train,dev]"
+  pip install --progress-bar off $options -e "$ROOT[$1,train,ray,dev]"
 }
 
 # vLLM asks for torchvision, torchaudio and torchcodec. Builds that belong to another torch do not

@@ -97,7 +97,7 @@ def test_installs_the_release_that_the_conversion_expects() -> None:
 def test_first_run_installs_and_the_second_does_nothing(checkout: Checkout) -> None:
     first = checkout.set_up()
     assert first.returncode == 0, first.stderr
-    assert [f"-e {checkout.root}[cpu,train,dev]" in call for call in checkout.installs] == [True]
+    assert [f"-e {checkout.root}[cpu,train,ray,dev]" in call for call in checkout.installs] == [True]
     assert re.fullmatch(r"(set-up: .+ +\d+ s\n)+", first.stdout)
     second = checkout.set_up()
     assert second.stdout == "set-up: .venv is current (cpu)\n"
@@ -151,10 +151,10 @@ def test_companions_are_removed_only_if_they_do_not_import(checkout: Checkout) -
 def test_gpu_brings_the_cuda_engine_without_the_cpu_index(checkout: Checkout) -> None:
     checkout.program("nvidia-smi", '#!/usr/bin/env bash\necho "GPU 0: NVIDIA H200"\n')
     assert checkout.set_up(fail=r"\+cpu").returncode == 0
-    assert "[cuda,train,dev]" in checkout.installs[0]
+    assert "[cuda,train,ray,dev]" in checkout.installs[0]
     assert CPU_INDEX not in checkout.installs[0]
     checkout.set_up(DRAFTGYM_BACKEND="cpu")
-    assert "[cpu,train,dev]" in checkout.installs[0]
+    assert "[cpu,train,ray,dev]" in checkout.installs[0]
 
 
 def test_other_engine_is_replaced_with_its_folder(checkout: Checkout) -> None:
