@@ -29,6 +29,7 @@ MAX_ATTEMPTS = 3
 """Workers that a share may lose before the job is given up."""
 
 _POLL_SECONDS = 1.0
+_CONNECT_SECONDS = 10.0
 _OBJECT_STORE_BYTES = 80 << 20  # shares return next to nothing; the memory is the engines'
 _PYTHON_PATH = str(Path(__file__).resolve().parents[1])
 
@@ -109,6 +110,8 @@ def _cluster(num_workers: int, address: str | None) -> Iterator[Any]:
         "include_dashboard": False,
     }
     try:
+        if address is not None:
+            _check_reachable(address)
         ray.init(
             address or "local",  # None would join whatever runs on this machine
             logging_level=logging.ERROR,
@@ -128,19 +131,29 @@ def _cluster(num_workers: int, address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
+def _check_reachable(address: str) -> None:
+    """Raise OSError where nobody answers at HOST:PORT, for which Ray would look for minutes."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+
+
 def _task(ray: Any, num_workers: int) -> Any:
     """`_run_share` as a Ray task with a worker's part of the cluster."""
     cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     if sum(cores) < 1:
         raise EngineError("The Ray cluster has no cores; start its nodes with --num-cpus.")
-    return ray.remote(_run_share).options(
+    inherited = os.environ.get("PYTHONPATH")
+    python_path = f"{_PYTHON_PATH}{os.pathsep}{inherited}" if inherited else _PYTHON_PATH
+    as_task = ray.remote(
         num_cpus=cores_per_worker(cores, num_workers),  # also the threads that its engine uses
         num_gpus=1 if ray.cluster_resources().get("GPU", 0) else 0,
         max_calls=1,  # a process holds one live engine, ever
         max_retries=0,
         scheduling_strategy="SPREAD",
-        runtime_env={"env_vars": {"PYTHONPATH": _joined_path(os.environ.get("PYTHONPATH"))}},
+        runtime_env={"env_vars": {"PYTHONPATH": python_path}},
     )
+    return as_task(_run_share)
 
 
 def cores_per_worker(node_cores: Sequence[int], num_workers: int) -> int:
@@ -199,10 +212,6 @@ def _death(ray: Any, reference: Any, folder: Path) -> str | None:
 
 def _log_path(folder: Path, index: int, num_workers: int) -> Path:
     return folder / f"worker-{index:03}-of-{num_workers:03}.log"
-
-
-def _joined_path(inherited: str | None) -> str:
-    return os.pathsep.join([_PYTHON_PATH, *([inherited] if inherited else [])])
 
 
 def _first_line(error: BaseException) -> str:
