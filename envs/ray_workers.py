@@ -120,10 +120,12 @@ def _cluster(num_workers: int, address: str | None) -> Iterator[Any]:
         )
     except Exception as error:  # of many types, by what is wrong with the cluster
         ray.shutdown()
-        where = f"at {address} " if address else ""
+        reason = _first_line(error)
+        if address is None:
+            raise EngineError(f"Ray did not start ({reason}); use launcher=local.") from error
         raise EngineError(
-            f"Ray {where}did not start ({_first_line(error)}); check launcher.address, or use "
-            "launcher=local."
+            f"No Ray cluster can be joined at {address} ({reason}); check launcher.address and, "
+            "where the cluster wants a token, RAY_AUTH_MODE and RAY_AUTH_TOKEN."
         ) from error
     try:
         yield ray
