@@ -48,7 +48,8 @@ def abort_all(replay: Replay, engines: Engines, e: int) -> None:
     """End every request; what the observation remembers of the batch stays."""
     for i in range(engines.counters[e].num_reqs):
         _free_history(replay, engines, e, i)
-    engines.counters[e].num_reqs = engines.counters[e].num_rows = 0
+    counters = engines.counters[e]
+    counters.num_reqs = counters.num_ended = counters.num_rows = 0
 
 
 @_compiled
@@ -77,21 +78,13 @@ def admit(replay: Replay, engines: Engines, e: int, trace: int, max_tokens: int)
 @_compiled
 def num_unfinished(engines: Engines, e: int) -> int:
     """Requests admitted and not ended."""
-    requests = engines.requests[e]
-    count = 0
-    for i in range(engines.counters[e].num_reqs):
-        count += not requests[i].has_ended
-    return count
+    return engines.counters[e].num_reqs - engines.counters[e].num_ended
 
 
 @_compiled
 def awaits_decision(engines: Engines, e: int) -> bool:
     """Whether a request that goes on got a token in the last step."""
-    requests = engines.requests[e]
-    for i in range(engines.counters[e].num_reqs):
-        if requests[i].has_row and not requests[i].has_ended:
-            return True
-    return False
+    return engines.counters[e].num_rows > engines.counters[e].num_ended
 
 
 @_compiled
@@ -229,10 +222,11 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
         counters.num_rows += 1
         row_entry[row], row_slot[row] = i, request.history_slot
         is_model_draft = request.draft_length > 0 and is_model[request.draft_drafter] > 0
-        row_survival[row, 0] = np.nan  # the others are read only behind a known first one
-        for position in range(row_survival.shape[1] if is_model_draft else 0):
-            is_known = position < request.draft_length
-            row_survival[row, position] = survival[at, position] if is_known else np.nan
+        num_known = request.draft_length if is_model_draft else 0
+        for position in range(num_known):
+            row_survival[row, position] = survival[at, position]
+        if num_known < row_survival.shape[1]:
+            row_survival[row, num_known] = np.nan  # nobody reads beyond
         _emit(request, source, counters, rows[row], accepted)
         rows[row].temperature = replay.temperature
         at = source.first + request.num_emitted
@@ -283,6 +277,7 @@ def _emit(request: Any, source: Any, counters: Any, row: Any, accepted: int) -> 
     request.has_ended = request.num_emitted == limit
     counters.num_tokens += request.num_emitted - before
     counters.num_finished += request.has_ended
+    counters.num_ended += request.has_ended
     row.num_context_tokens = source.num_prompt + before + accepted + 1
     row.drafter = request.draft_drafter if request.draft_length > 0 else 0
     row.num_draft_tokens = request.draft_length
@@ -356,9 +351,11 @@ def _observe(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
 @_compiled
 def _remove_ended(replay: Replay, engines: Engines, e: int) -> None:
     """Close the ranks over requests that ended in the last step."""
-    requests, pledges = engines.requests[e], engines.pledges[e]
+    counters, requests, pledges = engines.counters[e], engines.requests[e], engines.pledges[e]
+    if counters.num_ended == 0:
+        return
     kept = 0
-    for i in range(engines.counters[e].num_reqs):
+    for i in range(counters.num_reqs):
         if requests[i].has_ended:
             _free_history(replay, engines, e, i)
             continue
@@ -367,7 +364,8 @@ def _remove_ended(replay: Replay, engines: Engines, e: int) -> None:
             for drafter in range(pledges.shape[1]):
                 pledges[kept, drafter] = pledges[i, drafter]
         kept += 1
-    engines.counters[e].num_reqs = kept
+    counters.num_reqs = kept
+    counters.num_ended = 0
 
 
 @_compiled

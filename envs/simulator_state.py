@@ -102,6 +102,7 @@ PLEDGE = np.dtype([("start", np.int32), ("length", np.int32), ("accepted", np.in
 ENGINE = np.dtype(
     [
         ("num_reqs", np.int32),  # unfinished ones and those that ended in the last step
+        ("num_ended", np.int32),  # of those, the ones that ended in the last step
         ("num_rows", np.int32),  # of the last step
         ("steps_since_draft", np.int32),  # of the model drafter
         ("num_scheduled_tokens", np.int32),  # of the last step

@@ -163,7 +163,9 @@ class TraceEngine:
 
         told = table.told[_THE_ENGINE, :, :, :num_rows].copy()
         survival = table.survival[_THE_ENGINE, :num_rows].copy()
-        survival[np.isnan(survival[:, 0])] = np.nan
+        is_known = np.isin(rows["drafter"], np.flatnonzero(self._replay.is_model))
+        num_known = np.where(is_known, rows["num_draft_tokens"], 0)
+        survival[np.arange(survival.shape[1]) >= num_known[:, None]] = np.nan
         offers: dict[str, TokenOffer] = {}
         states: dict[str, ModelState] = {}
         for index, drafter in enumerate(self._contract.drafters[1:]):

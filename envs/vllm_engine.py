@@ -151,6 +151,9 @@ class VllmEngine:
     def probe(self, requests: Iterable[WorkloadRequest], concurrency: int) -> Iterator[ProbedStep]:
         """Serve requests to their ends without speculation, probing every drafter at each step.
 
+        One request at most is admitted in a step: of several that share an uncached prefix, the
+        model drafter could at first draft for one only.
+
         Args:
             requests: What to serve, in order.
             concurrency: Requests in flight.
@@ -161,7 +164,7 @@ class VllmEngine:
         self.abort_all()
         waiting = deque(requests)
         while waiting or self._unfinished:
-            while waiting and len(self._unfinished) < concurrency:
+            if waiting and len(self._unfinished) < concurrency:
                 self.add(waiting.popleft())
             before = {internal: request_id for request_id, internal in self._unfinished.items()}
             emitted = self._step_engine(_Progress())

@@ -122,7 +122,7 @@ class RowTable(NamedTuple):
             length, matches, tokens on offer and counterfactually accepted tokens (-1: no sample)
             of a token drafter; freshness and pending tokens of a model drafter.
         survival: Survival of the model drafter's verified drafts, float32 `[rows, max length]`;
-            NaN elsewhere.
+            NaN behind them, of which only the first is read.
     """
 
     rows: np.ndarray
@@ -187,9 +187,24 @@ def _observe_group(
     out[0] = load[0]
     out[1] = load[1]
     out[2] = load[2]
-    out[3] = _mean(rows["num_context_tokens"], first, last)
     out[4] = load[3]
-    out[5] = _mean(rows["temperature"], first, last)
+    field = len(out) - num_drafters - 3
+    for index in range(field, len(out)):
+        out[index] = 0
+    num_context = num_draft_tokens = num_emitted_tokens = 0
+    temperature = 0.0
+    for row in range(first, last):
+        num_context += rows[row].num_context_tokens
+        temperature += rows[row].temperature
+        num_draft_tokens += rows[row].num_draft_tokens
+        num_emitted_tokens += rows[row].num_emitted_tokens
+        out[field + rows[row].drafter] += 1
+    for index in range(num_drafters + 1):
+        out[field + index] /= count
+    out[3] = num_context / count
+    out[5] = temperature / count
+    out[-2] = num_draft_tokens / count
+    out[-1] = num_emitted_tokens / count
     field = 6
     for index in range(num_drafters):
         told = table.told[index]
@@ -213,24 +228,18 @@ def _observe_group(
             out[field + 4] = _recent(total, weight, prior, _EXPECTED)
             field += 5
         else:
-            num_offers = 0
+            num_offers = match_length = num_matches = num_offered = 0
             for row in range(first, last):
+                match_length += told[0, row]
+                num_matches += told[1, row]
+                num_offered += told[2, row]
                 num_offers += told[2, row] > 0
             out[field + 1] = num_offers / count
-            out[field + 2] = _mean(told[0], first, last)
-            out[field + 3] = _mean(told[1], first, last)
-            out[field + 4] = _mean(told[2], first, last)
+            out[field + 2] = match_length / count
+            out[field + 3] = num_matches / count
+            out[field + 4] = num_offered / count
             out[field + 5] = _recent(total, weight, prior, _COUNTERFACTUAL)
             field += 6
-    for index in range(num_drafters + 1):
-        out[field + index] = 0
-    for row in range(first, last):
-        out[field + rows[row].drafter] += 1
-    for index in range(num_drafters + 1):
-        out[field + index] /= count
-    field += num_drafters + 1
-    out[field] = _mean(rows["num_draft_tokens"], first, last)
-    out[field + 1] = _mean(rows["num_emitted_tokens"], first, last)
     for index in range(len(out)):
         value = out[index]
         if is_log2[index]:
@@ -268,8 +277,9 @@ def _add_samples(
                 sums[_TOP1] += all_survival[row, 0]
                 counts[_EXPECTED] += 1
                 for position in range(all_survival.shape[1]):
-                    if not np.isnan(all_survival[row, position]):
-                        sums[_EXPECTED] += all_survival[row, position]
+                    if np.isnan(all_survival[row, position]):
+                        break
+                    sums[_EXPECTED] += all_survival[row, position]
         elif told[3, row] >= 0:
             counts[_COUNTERFACTUAL] += 1
             sums[_COUNTERFACTUAL] += told[3, row]

@@ -19,7 +19,7 @@ from envs.traces import read_traces
 ROOT = Path(__file__).parents[1]
 SETTINGS = (
     *("model.dtype=float32", "model.max_num_seqs=4", "model.kv_cache_memory_bytes=536870912"),
-    *("model.max_model_len=512", "workload.kinds={code: 1, maths: 1}"),
+    *("model.max_model_len=512", "workload.kinds={edit: 0, summary: 0, chat: 0}"),
     *("workload.max_prompts_per_kind=3", "workload.output_tokens=12"),
     *("record.concurrency=2", "record.requests_per_part=2"),
 )

@@ -106,6 +106,7 @@ def test_requests_that_share_a_prefix_and_come_together_all_get_the_drafter(engi
 def test_probing_changes_neither_outputs_nor_later_drafts(engine, plain_outputs):
     """A probe drafts with every drafter at full length and leaves no trace of it."""
     hook, requests = engine.hook, live.make_requests(4, max_tokens=32)
+    engine.read_prompts([request.prompt_token_ids for request in requests])
     probes = []
 
     class EveryThirdStepPlain:

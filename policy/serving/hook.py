@@ -122,6 +122,7 @@ class SpeculationHook:
         self._known_req_ids: set[str] = set()
         self._captured: tuple[Any, ...] | None = None
         self._sample_hidden_states: torch.Tensor | None = None
+        self._spec_decode_metadata: Any = None
 
     def install(self) -> None:
         """Replace the runner's two drafting methods, on this instance only."""
@@ -228,6 +229,7 @@ class SpeculationHook:
         self._model.keeps_margins = True
         draft = self._model.draft(self._engine_rows, length)
         self._model.keeps_margins = False
+        self._model.take_cost()  # no step of the engine's is charged for a probe
         is_beyond = np.arange(length) >= lengths[:, None]
         is_none = np.isnan(draft.survival[:, 0])
         return Probe(
@@ -247,15 +249,17 @@ class SpeculationHook:
             token_ids: One token per row of the pending decision, int64 `[rows]`.
 
         Returns:
-            float32 `[rows]`, at each request's sampling temperature, which must be above 0;
-            top-k, top-p and logit processors are not applied. NaN after a step that verified
-            several tokens of a request.
+            float32 `[rows]`, at each request's sampling temperature, which must be above 0, for
+            the first token that the step emitted; top-k, top-p and logit processors are not
+            applied.
         """
         assert self.pending is not None
         assert self._sample_hidden_states is not None
-        if len(self._sample_hidden_states) != self._runner.input_batch.num_reqs:
-            return np.full(len(token_ids), np.nan, np.float32)
-        rows = torch.from_numpy(self._engine_rows).to(self._sample_hidden_states.device)
+        num_samples = np.ones(self._runner.input_batch.num_reqs, np.int64)
+        if self._spec_decode_metadata is not None:
+            num_samples += self._spec_decode_metadata.num_draft_tokens
+        first = (np.cumsum(num_samples) - num_samples)[self._engine_rows]
+        rows = torch.from_numpy(first).to(self._sample_hidden_states.device)
         logits = self._runner.model.compute_logits(self._sample_hidden_states[rows]).float()
         temperature = torch.from_numpy(self.pending.record.temperature).to(logits.device)
         probabilities = (logits / temperature[:, None]).softmax(dim=-1)
@@ -320,6 +324,7 @@ class SpeculationHook:
     ) -> StepRecord:
         """Read what the step did; the arguments are those of `propose_draft_token_ids`."""
         self._sample_hidden_states = sample_hidden_states
+        self._spec_decode_metadata = spec_decode_metadata
         batch = self._runner.input_batch
         num_reqs = batch.num_reqs
         req_ids = list(batch.req_ids[:num_reqs])
