@@ -94,6 +94,7 @@ def run_shares(
 def _cluster(num_workers: int, address: str | None) -> Iterator[Any]:
     """The module `ray`, connected; a cluster started here ends here."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # else a new cluster reports to Ray's makers
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else workers yield to all other processes
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of its change
     try:
         import ray
