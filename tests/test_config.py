@@ -22,7 +22,9 @@ from policy.training.config import TrainConfig
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
 OPTIONS = sorted(
-    f"{path.parent.relative_to(CONF)}={path.stem}" for path in CONF.glob("*/**/*.yaml")
+    f"{path.parent.relative_to(CONF)}={path.stem}"
+    for path in CONF.glob("*/**/*.yaml")
+    if path.parent.name != "launcher"  # a group of collect.yaml, tested in test_collection.py
 )
 OmegaConf.register_new_resolver("repository", lambda: str(ROOT), replace=True)
 
