@@ -52,12 +52,12 @@ def whole(tmp_path_factory):
 def test_a_collection_leaves_traces_timings_and_a_cost_model_with_their_provenance(whole):
     out, output = whole
     traces = read_traces(Path(f"{out}.parquet"))
-    assert traces.num_requests == 12
+    assert 8 < traces.num_requests <= 12  # a prompt that is too long is left out
     assert sorted(set(traces.kinds)) == ["code", "maths"]
     assert sorted(set(traces.splits)) == ["eval", "train"]
     assert (traces.num_output_tokens <= 12).all()
     provenance = json.loads(Path(f"{out}.json").read_text())
-    assert provenance["num_requests"] == 12
+    assert provenance["num_requests"] == traces.num_requests
     assert provenance["config"]["workload"]["output_tokens"] == 12
     assert read_cost_model(Path(f"{out}.json")).weights_s.sum() > 0
     assert "held-out steps" in output
@@ -74,19 +74,21 @@ def test_a_killed_collection_goes_on_without_losing_or_doubling_a_request(whole,
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    num_parts = len(list(parts.glob("*.parquet")))
+    kept = {path: path.read_bytes() for path in parts.glob("*.parquet")}
     assert not Path(f"{out}.parquet").exists()
     refused = start(out, "timing=null", "workload.output_tokens=13")
     output, _ = refused.communicate(timeout=120)
     assert refused.returncode == 1
     assert "other settings" in output
     finish(start(out, "timing=null"))
-    assert len(list(parts.glob("*.parquet"))) == 6 >= num_parts
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    in_parts = [read_traces(path).num_requests for path in parts.glob("*.parquet")]
     resumed, uninterrupted = (
         read_traces(Path(f"{out}.parquet")),
         read_traces(Path(f"{whole[0]}.parquet")),
     )
     assert resumed.request_ids == uninterrupted.request_ids
+    assert sum(in_parts) == resumed.num_requests
     np.testing.assert_array_equal(resumed.output_token_ids, uninterrupted.output_token_ids)
     for name, drafter in uninterrupted.drafters.items():
         for part in ("num_draft_tokens", "num_accepted_tokens"):
