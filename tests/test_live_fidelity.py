@@ -115,7 +115,7 @@ def smallest_margin(traces, steps, name):
 def test_what_is_computed_is_what_live_vllm_computes(runs):
     """Passes of the drafter, verified and prompt tokens: the cost model is asked the same."""
     for steps in runs:
-        for theirs, ours in steps:
+        for theirs, ours in steps[1:]:  # live, the first still carries what came before the episode
             assert theirs.shape == ours.shape
             assert theirs.num_tokens == ours.num_tokens
             assert theirs.num_finished_reqs == ours.num_finished_reqs
