@@ -139,7 +139,10 @@ def test_no_cluster_at_an_address_is_one_sentence(tmp_path):
 
 
 @needs_ray
-def test_two_workers_one_killed_midway_record_what_one_process_records(tmp_path, capsys):
+def test_two_workers_one_killed_midway_record_what_one_process_records(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # three engines share two cores
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     begin(JOB, alone)
     begin(JOB, shared)
