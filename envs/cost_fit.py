@@ -38,6 +38,7 @@ class FitReport:
 
     Attributes:
         num_steps: Held-out steps.
+        num_disturbed: Those off by more than half, which only the bias leaves out.
         step_error: Median absolute error of single steps, the machine's noise included.
         visit_error: The same of each visit's median step.
         cell_error: The same of each cell's median step, over all of its visits.
@@ -45,6 +46,7 @@ class FitReport:
     """
 
     num_steps: int
+    num_disturbed: int
     step_error: float
     visit_error: float
     cell_error: float
@@ -60,7 +62,7 @@ class FitReport:
         return (
             f"cost model on {self.num_steps} held-out steps: median error {self.cell_error:.1%} "
             f"of a cell, {self.visit_error:.1%} of one visit, {self.step_error:.1%} of one step; "
-            f"bias {bias} requests"
+            f"bias without {self.num_disturbed} disturbed steps {bias} requests"
         )
 
 
@@ -121,6 +123,7 @@ def held_out_error(timings: Timings, loads: Sequence[int]) -> FitReport:
             bias[int(load)] = float(expected[here].sum()) / measured_s - 1
     return FitReport(
         num_steps=len(timings),
+        num_disturbed=int((~calm).sum()),
         step_error=float(np.median(np.abs(ratio - 1))),
         visit_error=_median_error(ratio, timings.visit),
         cell_error=_median_error(ratio, timings.cell),

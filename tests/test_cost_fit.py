@@ -81,6 +81,26 @@ def test_the_held_out_error_is_that_of_the_noise():
     assert all(abs(bias) < 0.01 for bias in report.bias.values())
     assert set(report.as_dict()["bias"]) == {"1", "4", "16"}
     assert "held-out steps" in str(report)
+    assert f"without {report.num_disturbed} disturbed steps" in str(report)
+
+
+def test_the_held_out_error_of_two_cells_is_the_one_worked_out_by_hand():
+    """Each cell is predicted to take what the other takes: 1.25 s for 1 s, and 1 s for 1.25 s.
+
+    The first cell's last step was disturbed; it counts in every median, and in no bias.
+    """
+    cell = np.repeat([0, 1], [9, 16]).astype(np.int32)
+    visit = np.repeat([0, 1, 2], [9, 8, 8]).astype(np.int32)
+    features = np.zeros((25, len(FEATURES)))
+    features[:, FEATURES.index("num_engine_steps")] = 1
+    seconds = np.repeat([1.0, 3.0, 1.25], [8, 1, 16])
+    ones = np.ones(25, np.int32)
+    report = held_out_error(Timings(cell, visit, ones, ones, features, seconds), (1,))
+    assert (report.num_steps, report.num_disturbed) == (25, 1)
+    assert report.step_error == pytest.approx(0.2)  # 16 of 0.2, 8 of 0.25, one of 0.58
+    assert report.visit_error == pytest.approx(0.2)  # 0.25, 0.2, 0.2
+    assert report.cell_error == pytest.approx((0.25 + 0.2) / 2)
+    assert report.bias == {1: pytest.approx((8 * 1.25 + 16 * 1) / (8 * 1 + 16 * 1.25) - 1)}
 
 
 def test_a_biased_load_shows():
