@@ -50,7 +50,9 @@ def fail(*arguments):
     raise RuntimeError("the engine is gone")
 
 policy.training.train._train_and_export = fail
-job = SimpleNamespace(output_dir="failed", resume=None, logger=replace(config, mode="offline"))
+job = SimpleNamespace(
+    output_dir="failed", pretrain=None, resume=None, logger=replace(config, mode="offline")
+)
 policy.training.train.train(job, {})
 """
 WITHOUT_A_LOGIN_ONLINE = """
