@@ -13,8 +13,9 @@ setup: ## Create or update .venv; does nothing when it is current
 train: setup ## Train a policy: ARGS are Hydra overrides of scripts/train.py
 	$(PYTHON) scripts/train.py $(ARGS)
 
-test: setup ## Run the tests: ARGS go to pytest
-	$(PYTHON) -m pytest $(ARGS)
+# Live engines of two test files side by side would fight for cores with more threads each.
+test: setup ## Run the tests, two files at a time: ARGS go to pytest
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: setup ## Check format, lint, types, import boundaries and configuration
 	$(PYTHON) -m ruff format --check
