@@ -55,6 +55,8 @@ def refusal_of(done):
     """The sentence with which a script refused; it ends with what to do."""
     assert done.returncode == 1
     assert done.stdout == ""
-    said = done.stderr.strip().removeprefix("error: ")
+    lines = done.stderr.replace("\r", "\n").strip().splitlines()
+    (said,) = [line for line in lines if "file/s]" not in line and "s/file]" not in line and line]
+    said = said.removeprefix("error: ")
     assert re.fullmatch(r"[^\n]+; [^\n]+[.?]", said)
     return said

@@ -48,6 +48,7 @@ JOB = CollectionJob(
 def cluster(tmp_path_factory):
     """A Ray cluster of two cores, which the shares of all tests that ask for it share."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    threads = os.environ.pop("OMP_NUM_THREADS", None)  # Ray leaves a number that was given alone
     import ray
 
     ray.init(
@@ -55,6 +56,8 @@ def cluster(tmp_path_factory):
     )
     yield ray
     ray.shutdown()
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = threads
 
 
 def test_without_ray_a_sentence_says_what_to_install(tmp_path, monkeypatch):
