@@ -104,9 +104,7 @@ class Arrivals:
         seed: Of the open loop's times.
     """
 
-    def __init__(
-        self, scenario: Scenario, requests: Iterator[WorkloadRequest], seed: int
-    ) -> None:
+    def __init__(self, scenario: Scenario, requests: Iterator[WorkloadRequest], seed: int) -> None:
         self._gaps = random.Random(f"arrivals {seed}")
         self._requests = requests
         self._phases = itertools.chain.from_iterable(

@@ -6,7 +6,6 @@ can begin episodes without Python; `TraceWorkload.episode` makes the very same d
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 

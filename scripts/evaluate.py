@@ -1,4 +1,4 @@
-"""Benchmark policies, rules and fixed settings, on traces and live: `python scripts/evaluate.py`."""
+"""Benchmark policies, rules and fixed settings: `python scripts/evaluate.py`."""
 
 import logging
 import sys

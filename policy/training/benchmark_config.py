@@ -102,9 +102,7 @@ class BenchmarkConfig:
             self._check_known("scenario", self.live.scenarios, self.scenarios)
             self._check_known("contender", self.live.contenders, self.contenders)
 
-    def _check_known(
-        self, what: str, names: tuple[str, ...], known: Mapping[str, Any]
-    ) -> None:
+    def _check_known(self, what: str, names: tuple[str, ...], known: Mapping[str, Any]) -> None:
         for name in names:
             if name not in known:
                 raise ConfigError(

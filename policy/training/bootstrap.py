@@ -95,6 +95,4 @@ def speed_ratio(ours: Sequence[Work], theirs: Sequence[Work], seed: int) -> Spee
     ratios = sums[0] / sums[1] * sums[3] / sums[2]
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(ratios, [tail, 1 - tail])
-    return SpeedRatio(
-        float(totals[0] / totals[1] * totals[3] / totals[2]), float(low), float(high)
-    )
+    return SpeedRatio(float(totals[0] / totals[1] * totals[3] / totals[2]), float(low), float(high))

@@ -66,9 +66,7 @@ class Contender:
             artifact = load_policy(Path(section["path"]))
             policy = SafeController(PolicyController(artifact), contract)
             return TimedController(policy)
-        return TimedController(
-            build_baseline(replace(contract, granularity=granularity), section)
-        )
+        return TimedController(build_baseline(replace(contract, granularity=granularity), section))
 
 
 class TimedController:
