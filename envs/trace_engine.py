@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from policy.contract import TOKEN_DRAFTERS, Contract
+from policy.cost_model import FEATURES, CostModel, StepShape
 from policy.errors import ConfigError, TraceError
 from policy.features import ROW, Layout
 from policy.step import ModelState, StepRecord, TokenOffer
 
-from .cost_model import FEATURES, CostModel, StepShape
 from .engine import NO_SPECULATION, EngineStep
 from .simulator import abort_all, admit, awaits_decision, begin_interval, draft, num_unfinished, run
 from .simulator_state import TraceEngineConfig, make_engines, make_replay
