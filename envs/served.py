@@ -18,7 +18,7 @@ STEP = np.dtype(
         ("end_s", np.float64),  # engine time at its end
         ("num_running_reqs", np.int32),
         ("num_tokens", np.int32),  # emitted
-        ("drafter", np.int32),  # whose drafts were verified for most requests; 0 for none
+        ("drafter", np.int32),  # whose drafts most requests with one had; 0 without any
         ("num_draft_tokens", np.float32),  # mean per request
     ]
 )
@@ -176,5 +176,6 @@ class Ledger:
                 self._num_drafts[name] += drafts
                 self._num_draft_tokens[name] += draft_tokens
                 self._num_accepted_tokens[name] += accepted_tokens
-        usual = int(np.bincount(record.drafter).argmax())
+        drafters = record.drafter[record.drafter > 0]
+        usual = int(np.bincount(drafters).argmax()) if len(drafters) else 0
         return record.num_running_reqs, usual, float(record.num_draft_tokens.mean())

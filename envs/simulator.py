@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from policy.cost_model import FEATURES
 from policy.features import NEVER, Layout, RowTable, observe
 
-from .cost_model import FEATURES
 from .simulator_state import Engines, Replay
 
 _STEPS = FEATURES.index("num_engine_steps")

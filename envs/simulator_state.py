@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from policy.contract import MODEL_DRAFTERS, Contract
+from policy.cost_model import FEATURES, CostModel
 from policy.errors import ConfigError, TraceError
 from policy.features import History, RowTable
 
-from .cost_model import FEATURES, CostModel
 from .traces import Traces
 
 

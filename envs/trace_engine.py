@@ -13,12 +13,12 @@ from collections import deque
 import numpy as np
 
 from policy.contract import TOKEN_DRAFTERS, Contract
-from policy.controllers import Controller
+from policy.controllers import Controller, admitted_lengths
+from policy.cost_model import FEATURES, CostModel, StepShape
 from policy.errors import ConfigError, TraceError
 from policy.features import ROW, Layout
 from policy.step import ModelState, StepRecord, TokenOffer
 
-from .cost_model import FEATURES, CostModel, StepShape
 from .engine import NO_SPECULATION, EngineStep
 from .scenario import Arrivals
 from .served import Ledger, Served
@@ -114,9 +114,9 @@ class TraceEngine:
             if self._engines.counters[_THE_ENGINE]["num_rows"]:
                 step = self._engine_step()
                 began_s = time.perf_counter()
-                actions = controller.decide(step.record, step.observation)
+                self._draft(controller.decide(step.record, step.observation))
+                self._cut_drafts(controller, step.record)
                 decision_s += time.perf_counter() - began_s
-                self._draft(actions)
             self._serve_step(ledger)
 
     def _serve_step(self, ledger: Ledger) -> None:
@@ -183,6 +183,29 @@ class TraceEngine:
     def _draft(self, actions: np.ndarray) -> None:
         canonical = self._contract.canonical_actions(np.asarray(actions))
         draft(self._replay, self._engines, _THE_ENGINE, canonical)
+
+    def _cut_drafts(self, controller: Controller, record: StepRecord) -> None:
+        """Let a controller that judges drafts shorten them; their making stays charged."""
+        requests = self._engines.requests[_THE_ENGINE]
+        entries = self._engines.row_entry[_THE_ENGINE, : record.num_rows]
+        drafters, lengths = (
+            requests[name][entries].astype(np.int64) for name in ("draft_drafter", "draft_length")
+        )
+        replay = self._replay
+        source = replay.recorded[requests["trace"][entries]]
+        at = source["first"] + np.minimum(
+            requests["num_emitted"][entries], source["num_outputs"] - 1
+        )
+        survival = replay.survival[at].copy()
+        is_known = (replay.is_model[drafters] > 0)[:, None]
+        survival[~(is_known & (np.arange(survival.shape[1]) < lengths[:, None]))] = np.nan
+        admitted = admitted_lengths(
+            controller, record, np.stack((drafters, lengths), axis=1), survival
+        )
+        if admitted is not None:
+            kept = np.minimum(lengths, admitted)
+            requests["draft_length"][entries] = kept
+            requests["draft_drafter"][entries] = np.where(kept > 0, drafters, 0)
 
     def _run(self) -> None:
         counters = self._engines.counters[_THE_ENGINE]

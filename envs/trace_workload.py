@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from policy.cost_model import CostModel, StepShape
 from policy.errors import ConfigError
 
-from .cost_model import CostModel, StepShape
 from .reward import LoadReference
 from .traces import Traces
 from .workload import ClosedLoop, Episode, Slot, WorkloadRequest, endless_slots

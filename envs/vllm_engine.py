@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from policy.contract import Contract
+from policy.cost_model import NO_WORK, StepShape, shape_of
 from policy.errors import DraftgymError, EngineError
 from policy.step import StepRecord
 
-from .cost_model import NO_WORK, StepShape, shape_of
 from .engine import NO_SPECULATION, EngineConfig, EngineStep, ServedBlock
 from .scenario import Arrivals
 from .served import Ledger, Served

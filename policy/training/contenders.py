@@ -14,7 +14,7 @@ import numpy as np
 from ..artifact import load_policy
 from ..baselines.build import build_baseline
 from ..contract import NONE, Contract
-from ..controllers import Controller, PolicyController, SafeController
+from ..controllers import Controller, PolicyController, SafeController, admitted_lengths
 from ..errors import ConfigError
 from ..step import StepRecord
 
@@ -89,3 +89,12 @@ class TimedController:
         actions = self._inner.decide(record, observation)
         self.decision_s += time.perf_counter() - began_s
         return actions
+
+    def admit(
+        self, record: StepRecord, drafts: np.ndarray, survival: np.ndarray
+    ) -> np.ndarray | None:
+        """Judge drafts as the inner controller does."""
+        began_s = time.perf_counter()
+        lengths = admitted_lengths(self._inner, record, drafts, survival)
+        self.decision_s += time.perf_counter() - began_s
+        return lengths
