@@ -92,7 +92,13 @@ def replay(
         contenders: Who serves; names must differ.
         split: Requests recorded for training or for evaluation.
         num_repeats: Times, with other requests each time.
+
+    Raises:
+        DraftgymError: If the traces, their prices, or a contender cannot be used.
     """
+    replayed = _read(config, split)  # here first: a process of the pool could only die of it
+    for contender in contenders:
+        contender.controller(replayed.contract)
     jobs = [(scenario, repeat) for scenario in config.scenarios for repeat in range(num_repeats)]
     results: dict[tuple[str, int], list[Served]] = {}
     context = multiprocessing.get_context("spawn")
@@ -139,9 +145,13 @@ _state: tuple[BenchmarkConfig, Replayed, TraceEngine, int] | None = None
 """What a process of the pool keeps between its jobs."""
 
 
+def _read(config: BenchmarkConfig, split: Split) -> Replayed:
+    return Replayed.read(config.trace, config.model, config.drafters, config.workload, split)
+
+
 def _begin_process(config: BenchmarkConfig, split: Split) -> None:
     global _state
-    replayed = Replayed.read(config.trace, config.model, config.drafters, config.workload, split)
+    replayed = _read(config, split)
     engine = TraceEngine(
         replayed.workload.traces, replayed.cost_model, replayed.contract, replayed.engine
     )

@@ -89,8 +89,8 @@ class BenchmarkConfig:
         for drafter in self.fixed_lengths:
             if drafter not in self.drafters.max_lengths:
                 raise ConfigError(
-                    f"fixed_lengths names '{drafter}', which is no drafter here; choose from "
-                    f"{', '.join(self.drafters.max_lengths)}."
+                    f"fixed_lengths names '{drafter}', which is no drafter here; remove it "
+                    f"(~fixed_lengths.{drafter}) or add it to drafters.max_lengths."
                 )
         for name, scenario in self.scenarios.items():
             if scenario.max_concurrency > self.model.max_num_seqs:
