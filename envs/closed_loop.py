@@ -12,7 +12,8 @@ import math
 import numpy as np
 from numba import njit
 
-from .cost_model import CostModel
+from policy.cost_model import CostModel
+
 from .draft_options import (
     DRAFT_CONTEXT,
     MODEL,

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
+from policy.cost_model import FEATURES, CostModel
 from policy.errors import ConfigError
 
-from .cost_model import FEATURES, CostModel
 from .step_timings import Timings
 
 _NUM_FITS = 6

@@ -16,9 +16,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from policy.cost_model import CostModel
 from policy.errors import ConfigError, EngineError
 
-from .cost_model import CostModel
 from .engine import NO_SPECULATION, Engine, EngineStep
 from .online_cost_model import OnlineCostModel
 from .reward import LoadReference, RewardConfig, step_reward

@@ -12,8 +12,8 @@ import numpy as np
 from numba import njit
 
 from policy.contract import MODEL_DRAFTERS, NONE
+from policy.cost_model import FEATURES, CostModel
 
-from .cost_model import FEATURES, CostModel
 from .traces import Traces
 
 PLAIN, TOKEN, MODEL = 0, 1, 2

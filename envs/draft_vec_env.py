@@ -19,10 +19,10 @@ from numba import njit
 from stable_baselines3.common.vec_env import VecEnv
 
 from policy.contract import Contract
+from policy.cost_model import CostModel
 from policy.errors import ConfigError
 from policy.features import Layout
 
-from .cost_model import CostModel
 from .draft_env import EpisodeConfig
 from .simulator import abort_all, admit, awaits_decision, begin_interval, draft, num_unfinished, run
 from .simulator_state import Engines, Replay, TraceEngineConfig, make_engines, make_replay

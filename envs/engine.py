@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from policy.contract import Contract
+from policy.cost_model import StepShape
 from policy.serving.config import CONFIG_KEY
 from policy.step import StepRecord
 
-from .cost_model import StepShape
 from .workload import Episode
 
 NO_SPECULATION = np.zeros((1, 2), np.int64)

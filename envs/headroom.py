@@ -17,10 +17,10 @@ import numpy as np
 from tqdm import tqdm
 
 from policy.contract import MAX_TOKEN_DRAFT_LENGTH
+from policy.cost_model import CostModel, read_cost_model
 from policy.errors import ConfigError, TraceError
 
 from .closed_loop import seconds_alone, tokens_per_s
-from .cost_model import CostModel, read_cost_model
 from .draft_options import Options, fixed_options
 from .oracles import Pricing, exact_options, optimal_s
 from .traces import Traces, read_traces

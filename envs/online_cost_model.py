@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from .cost_model import StepShape
+from policy.cost_model import StepShape
 
 _MIN_STEPS = 16
 """Steps seen at a load before its predictions are used."""

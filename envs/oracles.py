@@ -17,8 +17,8 @@ import numpy as np
 from numba import njit
 
 from policy.contract import NONE
+from policy.cost_model import CostModel
 
-from .cost_model import CostModel
 from .draft_options import (
     MODEL,
     TOKEN,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from policy.contract import Contract
+from policy.cost_model import CostModel, read_cost_model
 from policy.errors import ConfigError
 
-from .cost_model import CostModel, read_cost_model
 from .draft_env import DraftEnv, EpisodeConfig
 from .draft_vec_env import DraftVecEnv
 from .live import REPOSITORY, DraftersConfig, ModelConfig

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from policy.cost_model import FEATURES
 from policy.features import NEVER, Layout, RowTable, observe
 
-from .cost_model import FEATURES
 from .simulator_state import Engines, Replay
 
 _STEPS = FEATURES.index("num_engine_steps")
@@ -49,7 +49,7 @@ def abort_all(replay: Replay, engines: Engines, e: int) -> None:
     for i in range(engines.counters[e].num_reqs):
         _free_history(replay, engines, e, i)
     counters = engines.counters[e]
-    counters.num_reqs = counters.num_ended = counters.num_rows = 0
+    counters.num_reqs = counters.num_ended = counters.num_rows = counters.num_queued = 0
 
 
 @_compiled
@@ -177,7 +177,8 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
     pledges, row_slot = engines.pledges[e], engines.row_slot[e]
     counters.steps_since_draft += 1
     counters.num_rows = counters.num_scheduled_tokens = 0
-    load[0] = load[1] = load[3] = 0
+    load[0] = load[3] = 0
+    load[1] = counters.num_queued
     budget = replay.max_num_batched_tokens
     num_blocks = 0
     has_prefill = False

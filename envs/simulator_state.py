@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from policy.contract import MODEL_DRAFTERS, Contract
+from policy.cost_model import FEATURES, CostModel
 from policy.errors import ConfigError, TraceError
 from policy.features import History, RowTable
 
-from .cost_model import FEATURES, CostModel
 from .traces import Traces
 
 
@@ -104,6 +104,7 @@ ENGINE = np.dtype(
         ("num_reqs", np.int32),  # unfinished ones and those that ended in the last step
         ("num_ended", np.int32),  # of those, the ones that ended in the last step
         ("num_rows", np.int32),  # of the last step
+        ("num_queued", np.int32),  # requests that wait outside, for their number alone
         ("steps_since_draft", np.int32),  # of the model drafter
         ("num_scheduled_tokens", np.int32),  # of the last step
         ("draft_passes", np.int32),  # of the model drafter since the last step

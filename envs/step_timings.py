@@ -21,9 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from policy.cost_model import FEATURES
 from policy.errors import TraceError
-
-from .cost_model import FEATURES
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,21 @@ recorded or from `TraceWorkload`.
 
 from __future__ import annotations
 
+import time
+from collections import deque
+
 import numpy as np
 
 from policy.contract import TOKEN_DRAFTERS, Contract
+from policy.controllers import Controller, admitted_lengths
+from policy.cost_model import FEATURES, CostModel, StepShape
 from policy.errors import ConfigError, TraceError
 from policy.features import ROW, Layout
 from policy.step import ModelState, StepRecord, TokenOffer
 
-from .cost_model import FEATURES, CostModel, StepShape
 from .engine import NO_SPECULATION, EngineStep
+from .scenario import Arrivals
+from .served import Ledger, Served
 from .simulator import abort_all, admit, awaits_decision, begin_interval, draft, num_unfinished, run
 from .simulator_state import TraceEngineConfig, make_engines, make_replay
 from .traces import Traces
@@ -81,6 +87,56 @@ class TraceEngine:
         self._run()
         return self._advance_to_decision()
 
+    def serve(self, arrivals: Arrivals, controller: Controller) -> Served:
+        """Serve a scenario to its end, the controller deciding as in the production hook.
+
+        Requests beyond `max_num_seqs` wait; an engine without requests skips to the next one.
+
+        Args:
+            arrivals: The scenario's requests.
+            controller: Decides after every step that gave a request a token.
+        """
+        self._abort_all()
+        ledger, waiting = Ledger(self._contract), deque[WorkloadRequest]()
+        decision_s = 0.0
+        while True:
+            for arrival in arrivals.take_due(ledger.num_unfinished_reqs, ledger.now_s):
+                ledger.note_arrival(arrival)
+                waiting.append(arrival.request)
+            if not ledger.num_unfinished_reqs:
+                if arrivals.are_over:
+                    return ledger.close(decision_s)
+                ledger.skip_to(arrivals.next_s())
+                continue
+            while waiting and num_unfinished(self._engines, _THE_ENGINE) < self.config.max_num_seqs:
+                self._admit(waiting.popleft())
+            self._engines.counters[_THE_ENGINE]["num_queued"] = len(waiting)
+            if self._engines.counters[_THE_ENGINE]["num_rows"]:
+                step = self._engine_step()
+                began_s = time.perf_counter()
+                self._draft(controller.decide(step.record, step.observation))
+                self._cut_drafts(controller, step.record)
+                decision_s += time.perf_counter() - began_s
+            self._serve_step(ledger)
+
+    def _serve_step(self, ledger: Ledger) -> None:
+        """Run one engine step and enter it into the ledger."""
+        begin_interval(self._engines, _THE_ENGINE)
+        requests = self._engines.requests[_THE_ENGINE]
+        num_before = dict(
+            zip(self._req_ids, requests["num_emitted"][: len(self._req_ids)].tolist(), strict=True)
+        )
+        self._run()
+        num_emitted: dict[str, int] = {}
+        finished = []
+        for i, name in enumerate(self._req_ids):
+            if count := int(requests["num_emitted"][i]) - num_before[name]:
+                num_emitted[name] = count
+            if requests["has_ended"][i]:
+                finished.append(name)
+        seconds = float(self._engines.counters[_THE_ENGINE]["seconds"])
+        ledger.note_step(seconds, num_emitted, finished, self._record())
+
     def close(self) -> None:
         """There is nothing to free."""
 
@@ -127,6 +183,29 @@ class TraceEngine:
     def _draft(self, actions: np.ndarray) -> None:
         canonical = self._contract.canonical_actions(np.asarray(actions))
         draft(self._replay, self._engines, _THE_ENGINE, canonical)
+
+    def _cut_drafts(self, controller: Controller, record: StepRecord) -> None:
+        """Let a controller that judges drafts shorten them; their making stays charged."""
+        requests = self._engines.requests[_THE_ENGINE]
+        entries = self._engines.row_entry[_THE_ENGINE, : record.num_rows]
+        drafters, lengths = (
+            requests[name][entries].astype(np.int64) for name in ("draft_drafter", "draft_length")
+        )
+        replay = self._replay
+        source = replay.recorded[requests["trace"][entries]]
+        at = source["first"] + np.minimum(
+            requests["num_emitted"][entries], source["num_outputs"] - 1
+        )
+        survival = replay.survival[at].copy()
+        is_known = (replay.is_model[drafters] > 0)[:, None]
+        survival[~(is_known & (np.arange(survival.shape[1]) < lengths[:, None]))] = np.nan
+        admitted = admitted_lengths(
+            controller, record, np.stack((drafters, lengths), axis=1), survival
+        )
+        if admitted is not None:
+            kept = np.minimum(lengths, admitted)
+            requests["draft_length"][entries] = kept
+            requests["draft_drafter"][entries] = np.where(kept > 0, drafters, 0)
 
     def _run(self) -> None:
         counters = self._engines.counters[_THE_ENGINE]

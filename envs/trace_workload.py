@@ -6,19 +6,18 @@ can begin episodes without Python; `TraceWorkload.episode` makes the very same d
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
+from policy.cost_model import CostModel, StepShape
 from policy.errors import ConfigError
 
-from .cost_model import CostModel, StepShape
 from .reward import LoadReference
 from .traces import Traces
-from .workload import ClosedLoop, Episode, WorkloadRequest
+from .workload import ClosedLoop, Episode, Slot, WorkloadRequest, endless_slots
 
 _compiled = njit(nogil=True, error_model="numpy")
 
@@ -73,32 +72,11 @@ class TraceWorkload:
                 f"The traces hold {traces.header.output_tokens} output tokens of a request, not "
                 f"{output_tokens}; lower workload.output_tokens or collect longer ones."
             )
-        recorded = sorted(set(traces.kinds))
-        kinds = dict.fromkeys(recorded, 1.0) if kinds is None else kinds
-        if unknown := sorted(set(kinds) - set(recorded)):
-            raise ConfigError(
-                f"The traces hold no request of kind '{unknown[0]}'; choose from "
-                f"{', '.join(recorded)}."
-            )
-        if not kinds or min(kinds.values()) < 0 or sum(kinds.values()) <= 0:
-            raise ConfigError("No kind of the traces has a weight; give one a weight above 0.")
-        members = [
-            np.array([i for i, name in enumerate(traces.kinds) if name == kind], np.int32)
-            for kind in kinds
-        ]
-        weights = np.array(list(kinds.values()), np.float64)
         self.traces = traces
-        self.mix = Mix(
-            concurrency=np.array(concurrency, np.int32),
-            share_up_to=np.cumsum(weights) / weights.sum(),
-            first=np.cumsum([0, *map(len, members)]).astype(np.int64),
-            members=np.concatenate(members),
-            most_tokens=np.where(traces.is_stopped, output_tokens, traces.num_output_tokens).astype(
-                np.int32
-            ),
-            output_tokens=output_tokens,
-            first_wave_min_fraction=first_wave_min_fraction,
-        )
+        self._concurrency = concurrency
+        self._output_tokens = output_tokens
+        self._first_wave_min_fraction = first_wave_min_fraction
+        self.mix = self._mix(dict.fromkeys(traces.kinds, 1.0) if kinds is None else kinds)
 
     def episode(self, seed: int, concurrency: int | None = None) -> Episode:
         """The episode of a seed, the same in every process.
@@ -110,12 +88,25 @@ class TraceWorkload:
         state = np.array([seed], np.uint64)
         drawn = draw_concurrency(self.mix, state, 0)
         load = drawn if concurrency is None else concurrency
-        return Episode(load, self._requests(seed, state, load), ClosedLoop(load))
+        stream = self._requests(seed, state, endless_slots(load))
+        return Episode(load, stream, ClosedLoop(load))
 
-    def _requests(self, seed: int, state: np.ndarray, first_wave: int) -> Iterator[WorkloadRequest]:
+    def requests(self, seed: int, slots: Iterable[Slot]) -> Iterator[WorkloadRequest]:
+        """A stream of requests, one for each slot, as `Workload.requests`."""
+        return self._requests(seed, np.array([seed], np.uint64), slots)
+
+    def _requests(
+        self, seed: int, state: np.ndarray, slots: Iterable[Slot]
+    ) -> Iterator[WorkloadRequest]:
         traces = self.traces
-        for index in itertools.count():
-            trace, max_tokens = draw_request(self.mix, state, 0, index < first_wave)
+        mixes: dict[tuple[tuple[str, float], ...], Mix] = {}
+        for index, slot in enumerate(slots):
+            mix = self.mix
+            if slot.kinds is not None:
+                key = tuple(slot.kinds.items())
+                mix = mixes[key] if key in mixes else self._mix(slot.kinds)
+                mixes[key] = mix
+            trace, max_tokens = draw_request(mix, state, 0, slot.is_first_wave)
             yield WorkloadRequest(
                 request_id=f"{traces.request_ids[trace]}-{seed}-{index}",
                 prompt_token_ids=tuple(traces.prompts[trace].tolist()),
@@ -123,6 +114,33 @@ class TraceWorkload:
                 temperature=traces.header.temperature,
                 kind=traces.kinds[trace],
             )
+
+    def _mix(self, kinds: Mapping[str, float]) -> Mix:
+        """What an episode draws from, with these weights of the kinds."""
+        traces, output_tokens = self.traces, self._output_tokens
+        recorded = sorted(set(traces.kinds))
+        if unknown := sorted(set(kinds) - set(recorded)):
+            raise ConfigError(
+                f"The traces hold no request of kind '{unknown[0]}'; choose from "
+                f"{', '.join(recorded)}."
+            )
+        if not kinds or min(kinds.values()) < 0 or sum(kinds.values()) <= 0:
+            raise ConfigError("No kind of the traces has a weight; give one a weight above 0.")
+        members = [
+            np.array([i for i, name in enumerate(traces.kinds) if name == kind], np.int32)
+            for kind in sorted(kinds)
+        ]
+        weights = np.array([kinds[kind] for kind in sorted(kinds)], np.float64)
+        most_tokens = np.where(traces.is_stopped, output_tokens, traces.num_output_tokens)
+        return Mix(
+            concurrency=np.array(self._concurrency, np.int32),
+            share_up_to=np.cumsum(weights) / weights.sum(),
+            first=np.cumsum([0, *map(len, members)]).astype(np.int64),
+            members=np.concatenate(members),
+            most_tokens=most_tokens.astype(np.int32),
+            output_tokens=output_tokens,
+            first_wave_min_fraction=self._first_wave_min_fraction,
+        )
 
     def references(self, cost_model: CostModel) -> dict[int, LoadReference]:
         """No speculation at each load: a step of one token per request at the mean context."""

@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 
 from policy.contract import Contract
+from policy.cost_model import NO_WORK, StepShape, shape_of
 from policy.errors import DraftgymError, EngineError
 from policy.step import StepRecord
 
-from .cost_model import NO_WORK, StepShape, shape_of
 from .engine import NO_SPECULATION, EngineConfig, EngineStep, ServedBlock
+from .scenario import Arrivals
+from .served import Ledger, Served
 from .workload import Episode, WorkloadRequest
 
 
@@ -210,6 +212,36 @@ class VllmEngine:
             self._step_engine(block)
         self.abort_all()
         return ServedBlock(block.num_tokens, block.step_time_s, block.num_engine_steps)
+
+    def serve_scenario(self, arrivals: Arrivals) -> Served:
+        """Serve a scenario to its end, the engine deciding for itself, as in production.
+
+        Times are engine time: the clock stands while no step runs, and an engine without
+        requests skips to the next one instead of sleeping.
+
+        Args:
+            arrivals: The scenario's requests.
+        """
+        self.abort_all()
+        hook = self.hook
+        ledger = Ledger(hook.contract if hook else None)
+        while True:
+            for arrival in arrivals.take_due(ledger.num_unfinished_reqs, ledger.now_s):
+                ledger.note_arrival(arrival)
+                self.add(arrival.request)
+            if not ledger.num_unfinished_reqs:
+                if arrivals.are_over:
+                    return ledger.close(decision_s=0.0)
+                ledger.skip_to(arrivals.next_s())
+                continue
+            progress, before = _Progress(), set(self._unfinished)
+            emitted = self._step_engine(progress)
+            ledger.note_step(
+                progress.step_time_s,
+                {name: len(token_ids) for name, token_ids in emitted.items() if token_ids},
+                before - self._unfinished.keys(),
+                hook.last_record if hook else None,
+            )
 
     def abort_all(self) -> None:
         """End every request in flight."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from policy.errors import ConfigError
 
 from .prompts.loading import load_prompts
 from .prompts.prompt import Prompt, PromptSourceError, Split, stable_fraction
@@ -23,6 +25,7 @@ __all__ = [
     "ClosedLoop",
     "Episode",
     "EpisodeSource",
+    "Slot",
     "Workload",
     "WorkloadConfig",
     "WorkloadRequest",
@@ -56,6 +59,18 @@ class WorkloadRequest:
     max_tokens: int
     temperature: float
     kind: str
+
+
+class Slot(NamedTuple):
+    """What a request of a stream is drawn from.
+
+    Attributes:
+        kinds: Weight of each prompt kind; None takes the workload's.
+        is_first_wave: Whether it starts together with others; its length is then staggered.
+    """
+
+    kinds: Mapping[str, float] | None = None
+    is_first_wave: bool = False
 
 
 class ArrivalPattern(Protocol):
@@ -189,17 +204,33 @@ class Workload:
         """
         if concurrency is None:
             concurrency = self._draws(seed, "concurrency").choice(self.config.concurrency)
-        return Episode(concurrency, self._requests(seed, concurrency), ClosedLoop(concurrency))
+        return Episode(
+            concurrency, self.requests(seed, endless_slots(concurrency)), ClosedLoop(concurrency)
+        )
 
-    def _requests(self, seed: int, first_wave: int) -> Iterator[WorkloadRequest]:
+    def requests(self, seed: int, slots: Iterable[Slot]) -> Iterator[WorkloadRequest]:
+        """A stream of requests, one for each slot.
+
+        Args:
+            seed: Fixes the stream.
+            slots: What each request is drawn from.
+
+        Raises:
+            ConfigError: If a slot names a kind that the workload has no prompts of.
+        """
         config = self.config
-        kinds, weights = list(config.kinds), list(config.kinds.values())
-        prompts = {kind: self._prompts(kind, seed) for kind in kinds}
+        prompts = {kind: self._prompts(kind, seed) for kind in config.kinds}
         kind_draws, length_draws = self._draws(seed, "kinds"), self._draws(seed, "lengths")
-        for index in itertools.count():
-            kind = kind_draws.choices(kinds, weights)[0]
+        for index, slot in enumerate(slots):
+            weights = config.kinds if slot.kinds is None else slot.kinds
+            if unknown := sorted(set(weights) - set(prompts)):
+                raise ConfigError(
+                    f"The workload has no prompts of kind '{unknown[0]}'; give it a weight in "
+                    f"workload.kinds or choose from {', '.join(prompts)}."
+                )
+            kind = kind_draws.choices(list(weights), list(weights.values()))[0]
             fraction = 1.0
-            if index < first_wave:
+            if slot.is_first_wave:
                 fraction = length_draws.uniform(config.first_wave_min_fraction, 1)
             yield WorkloadRequest(
                 request_id=f"{self.split}-{seed}-{index}",
@@ -216,6 +247,13 @@ class Workload:
 
     def _draws(self, seed: int, purpose: str) -> random.Random:
         return random.Random(f"{self.split} {seed} {purpose}")
+
+
+def endless_slots(first_wave: int) -> Iterator[Slot]:
+    """Slots of a closed loop whose first requests start together."""
+    return itertools.chain(
+        itertools.repeat(Slot(is_first_wave=True), first_wave), itertools.repeat(Slot())
+    )
 
 
 def _tokenise(prompt: Prompt, tokenizer: ChatTokenizer) -> tuple[int, ...]:

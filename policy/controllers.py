@@ -34,6 +34,31 @@ class Controller(Protocol):
         ...
 
 
+def admitted_lengths(
+    controller: Controller | None, record: StepRecord, drafts: np.ndarray, survival: np.ndarray
+) -> np.ndarray | None:
+    """How many tokens of each draft a controller lets through to verification.
+
+    A controller that judges drafts once they are made has a method
+    `admit(record, drafts, survival)` with these arguments; others let everything through.
+
+    Args:
+        controller: May judge drafts.
+        record: The step before the drafts.
+        drafts: Drafter and length of each row's draft, int64 `[rows, 2]`; `(0, 0)` without one.
+        survival: Probability that each token survives, as far as its drafter knows it, float32
+            `[rows, max length]`; NaN elsewhere.
+
+    Returns:
+        Tokens admitted, int64 `[rows]`; None where all are.
+    """
+    admit = getattr(controller, "admit", None)
+    if admit is None:
+        return None
+    lengths: np.ndarray | None = admit(record, drafts, survival)
+    return lengths
+
+
 class PolicyController:
     """The exported policy.
 
@@ -82,8 +107,27 @@ class SafeController:
                 )
             return self._contract.canonical_actions(actions)
         except Exception as error:  # a fault of the policy must never reach a request
-            reason = type(error).__name__
-            if not self.num_fallbacks[reason]:
-                logger.exception("A drafting decision failed; using the static setting instead.")
-            self.num_fallbacks[reason] += 1
+            self._note(error)
             return self._fallback
+
+    def admit(
+        self, record: StepRecord, drafts: np.ndarray, survival: np.ndarray
+    ) -> np.ndarray | None:
+        """Let the guarded controller shorten drafts; none are where it fails."""
+        try:
+            lengths = admitted_lengths(self.inner, record, drafts, survival)
+            if lengths is not None and (lengths.shape != (record.num_rows,) or lengths.min() < 0):
+                raise ContractError(
+                    f"The controller admitted {lengths.tolist()}; give a length >= 0 for each of "
+                    f"{record.num_rows} rows."
+                )
+        except Exception as error:  # see `decide`
+            self._note(error)
+            return None
+        return lengths
+
+    def _note(self, error: Exception) -> None:
+        reason = type(error).__name__
+        if not self.num_fallbacks[reason]:
+            logger.exception("A drafting decision failed; using the static setting instead.")
+        self.num_fallbacks[reason] += 1

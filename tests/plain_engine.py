@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from envs.cost_model import NO_WORK, StepShape
 from envs.engine import EngineStep
 from policy.contract import MODEL_DRAFTERS, TOKEN_DRAFTERS
+from policy.cost_model import NO_WORK, StepShape
 from policy.observation import ObservationBuilder
 from policy.step import ModelState, StepRecord, TokenOffer
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from envs.cost_model import CostModel
 from envs.traces import DrafterTrace, TraceHeader, Traces
+from policy.cost_model import CostModel
 
 LENGTHS = {"ngram": 8, "eagle3": 4}
 PRICES_S = {

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from envs.cost_model import shape_of
 from envs.draft_env import DraftEnv, EpisodeConfig
 from envs.engine import EngineStep
 from envs.reward import RewardConfig
 from envs.workload import ClosedLoop, Episode, WorkloadRequest
 from policy.contract import Contract
+from policy.cost_model import shape_of
 from policy.observation import ObservationBuilder
 
 from .step_history import random_step

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from envs.cost_fit import expected_s, fit_cost_model, held_out_error
-from envs.cost_model import FEATURES, CostModel
 from envs.step_timings import Timings, read_timings, write_timings
+from policy.cost_model import FEATURES, CostModel
 from policy.errors import ConfigError, TraceError
 
 LOADS = (1, 4, 16)

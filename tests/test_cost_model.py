@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import envs.cost_model
-from envs.cost_model import FEATURES, NO_WORK, CostModel, StepShape, read_cost_model, shape_of
+import policy.cost_model
 from policy.contract import Contract
+from policy.cost_model import FEATURES, NO_WORK, CostModel, StepShape, read_cost_model, shape_of
 from policy.errors import ConfigError
 
 from .step_history import DRAFTERS, LENGTHS, random_history
@@ -222,6 +222,6 @@ def test_the_shape_of_steps_in_a_row_is_their_sum_under_the_last_load():
 
 
 def test_the_documented_example_holds():
-    result = doctest.testmod(envs.cost_model)
+    result = doctest.testmod(policy.cost_model)
     assert result.failed == 0
     assert result.attempted > 0

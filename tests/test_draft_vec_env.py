@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from stable_baselines3.common.vec_env import VecEnv
 
-from envs.cost_model import CostModel
 from envs.draft_env import DraftEnv, EpisodeConfig
 from envs.draft_vec_env import DraftVecEnv
 from envs.reward import RewardConfig
 from envs.simulator_state import TraceEngineConfig
 from envs.trace_engine import TraceEngine
 from envs.trace_workload import TraceWorkload
+from policy.cost_model import CostModel
 from policy.errors import ConfigError, TraceError
 
 from .synthetic_traces import PRICES_S, make_cost_model, make_traces

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.cost_model import read_cost_model
 from envs.traces import read_traces
+from policy.cost_model import read_cost_model
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = (

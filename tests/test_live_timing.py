@@ -7,9 +7,9 @@ import pytest
 
 import envs.timing
 from envs.cost_fit import expected_s, fit_cost_model
-from envs.cost_model import FEATURES
 from envs.timing import TimingConfig, TimingJob, collect_timings, merge_timings
 from envs.workload import WorkloadConfig
+from policy.cost_model import FEATURES
 
 from . import live
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import envs.online_cost_model
-from envs.cost_model import StepShape
 from envs.online_cost_model import OnlineCostModel
+from policy.cost_model import StepShape
 
 SECONDS = {
     "num_engine_steps": 0.020,

@@ -10,12 +10,12 @@ import pytest
 
 import envs.oracles
 from envs.closed_loop import seconds_alone, tokens_per_s
-from envs.cost_model import CostModel, StepShape, read_cost_model
 from envs.draft_options import fixed_options, prices_at, step_s
 from envs.headroom import HeadroomConfig, measure_headroom
 from envs.oracles import exact_options, fraction_of_oracle, optimal_s
 from envs.trace_import import ImportConfig, import_published
 from envs.traces import DrafterTrace, TraceHeader, Traces
+from policy.cost_model import CostModel, StepShape, read_cost_model
 from policy.errors import ConfigError, TraceError
 
 from .published import FOLDER, ROOT, needs_published_traces, refusal_of, run_script

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import envs.timing
-from envs.cost_model import StepShape
 from envs.live import DraftersConfig, ModelConfig
 from envs.part_files import claim
 from envs.timing import TimingConfig, TimingJob, collect_timings, merge_timings
 from envs.workload import Episode, WorkloadConfig, WorkloadRequest
 from policy.contract import Contract
+from policy.cost_model import StepShape
 from policy.errors import ConfigError, TraceError
 
 GRID = TimingConfig(

@@ -13,13 +13,13 @@ from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as check_env_of_sb3
 
 import envs.registration
-from envs.cost_model import FEATURES, CostModel
 from envs.draft_env import DraftEnv, EpisodeConfig
 from envs.reward import RewardConfig
 from envs.simulator_state import TraceEngineConfig
 from envs.trace_engine import TraceEngine
 from envs.trace_workload import TraceWorkload
 from envs.workload import ClosedLoop, Episode, WorkloadRequest
+from policy.cost_model import FEATURES, CostModel
 from policy.errors import ConfigError, TraceError
 
 from .plain_engine import PlainEngine

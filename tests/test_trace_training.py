@@ -19,13 +19,13 @@ from omegaconf import OmegaConf
 from stable_baselines3.common.save_util import load_from_zip_file
 
 import policy.training.train
-from envs.cost_model import CostModel
 from envs.draft_env import EpisodeConfig
 from envs.draft_vec_env import DraftVecEnv
 from envs.simulator_state import TraceEngineConfig
 from envs.trace_workload import TraceWorkload
 from policy.artifact import load_policy
 from policy.config import from_mapping
+from policy.cost_model import CostModel
 from policy.errors import DraftgymError
 from policy.training.checkpoint import find_checkpoint, start_from
 from policy.training.config import PpoConfig, TrainConfig

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ import torch
 from vllm.v1.outputs import DraftTokenIds
 
 from ..contract import MODEL_DRAFTERS, NONE, Contract
-from ..controllers import Controller
+from ..controllers import Controller, admitted_lengths
 from ..observation import ObservationBuilder
 from ..step import StepRecord
 from .config import DrafterSettings
@@ -199,7 +199,30 @@ class SpeculationHook:
                 drafts[row] = tokens
                 self._drafted[record.req_ids[row]] = _Drafted(index, survival)
         self._read_overdue()
+        self._cut_drafts(record, drafts)
         return DraftTokenIds(list(record.req_ids), drafts)
+
+    def _cut_drafts(self, record: StepRecord, drafts: list[list[int]]) -> None:
+        """Let a controller that judges drafts shorten them, in place."""
+        if not hasattr(self.controller, "admit"):
+            return
+        made = np.zeros((record.num_rows, 2), np.int64)
+        survival = np.full(
+            (record.num_rows, self.contract.max_num_speculative_tokens), np.nan, np.float32
+        )
+        for row, req_id in enumerate(record.req_ids):
+            drafted = self._drafted.get(req_id, _UNKNOWN_DRAFT)
+            if drafts[row]:
+                made[row] = drafted.drafter, len(drafts[row])
+            survival[row, : len(drafted.survival)] = drafted.survival
+        lengths = admitted_lengths(self.controller, record, made, survival)
+        if lengths is None:
+            return
+        for row, (req_id, length) in enumerate(zip(record.req_ids, lengths.tolist(), strict=True)):
+            drafts[row] = drafts[row][:length]
+            drafted = self._drafted.pop(req_id, _UNKNOWN_DRAFT)
+            if drafts[row]:
+                self._drafted[req_id] = replace(drafted, survival=drafted.survival[:length])
 
     @torch.inference_mode()
     def probe(self) -> dict[str, Probe]:

@@ -11,27 +11,22 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ..artifact import PolicyArtifact, load_policy
+from ..baselines.build import build_baseline
 from ..baselines.fixed import FixedController
-from ..baselines.random import RandomController
 from ..contract import MODEL_DRAFTERS, NONE, Contract
 from ..controllers import Controller, PolicyController, SafeController
-from ..errors import ConfigError, DraftgymError, EngineError
-from .config import CONFIG_KEY, DraftingPolicyConfig
+from ..errors import DraftgymError, EngineError
+from .config import DraftingPolicyConfig
 
 logger = logging.getLogger("vllm.draftgym")
 
 SUPPORTED_VLLM = "0.32.0"
 _WRAPPED = "_draftgym_wrapped"
-_BASELINES: dict[str, Callable[..., Controller]] = {
-    "fixed": FixedController,
-    "random": RandomController,
-}
 
 
 def register() -> None:
@@ -117,25 +112,10 @@ def _guarded_controller(
     drafter, length = config.fallback
     fallback = FixedController(contract, drafter, length).actions[0]
     return SafeController(
-        PolicyController(artifact) if artifact else _baseline(config, contract),
+        PolicyController(artifact) if artifact else build_baseline(contract, config.baseline or {}),
         contract,
         (int(fallback[0]), int(fallback[1])),
     )
-
-
-def _baseline(config: DraftingPolicyConfig, contract: Contract) -> Controller:
-    settings = dict(config.baseline or {})
-    name = settings.pop("name", None)
-    if name not in _BASELINES:
-        raise ConfigError(
-            f"Unknown baseline '{name}' in {CONFIG_KEY}; choose from {', '.join(_BASELINES)}."
-        )
-    try:
-        return _BASELINES[name](contract, **settings)
-    except TypeError as error:
-        raise ConfigError(
-            f"The baseline '{name}' does not take these settings ({error}); see policy/baselines."
-        ) from error
 
 
 def check_engine(vllm_config: Any) -> None:

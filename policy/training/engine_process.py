@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,8 @@ from typing import Any, cast
 from envs.engine import EngineConfig, ServedBlock
 from envs.live import ModelConfig, load_tokenizer
 from envs.prompts.prompt import Split
+from envs.scenario import Arrivals, Scenario
+from envs.served import Served
 from envs.vllm_engine import VllmEngine
 from envs.workload import Workload, WorkloadConfig
 
@@ -28,6 +30,7 @@ from ..baselines.fixed import FixedController
 from ..contract import NONE
 from ..controllers import Controller, PolicyController, SafeController
 from ..errors import EngineError
+from .contenders import Contender
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,21 @@ class BlockResult:
     actions: dict[str, int]
 
 
+@dataclass(frozen=True)
+class ScenarioBlock:
+    """A scenario to serve to its end.
+
+    Attributes:
+        split: Prompts of `train` or `eval`.
+        seed: Of the requests and their arrivals.
+        scenario: Load and data over time.
+    """
+
+    split: Split
+    seed: int
+    scenario: Scenario
+
+
 SPLITS: tuple[Split, ...] = ("train", "eval")
 
 
@@ -113,6 +131,11 @@ class EngineProcess:
         """Serve a block under a setting."""
         result: BlockResult = self._call((setting, block))
         return result
+
+    def serve_scenario(self, contender: Contender, block: ScenarioBlock) -> Served:
+        """Serve a scenario, a contender deciding."""
+        served: Served = self._call((contender, block))
+        return served
 
     def close(self) -> None:
         """End the process."""
@@ -157,6 +180,8 @@ def _run(
             if message in SPLITS:
                 server.read_prompts(cast(Split, message))
                 pipe.send((False, None))
+            elif isinstance(message[0], Contender):
+                pipe.send((False, server.serve_scenario(*message)))
             else:
                 pipe.send((False, server.serve(*message)))
     except EOFError:
@@ -197,6 +222,16 @@ class _Server:
             accepted.total(),
             {f"{drafter}:{length}": count for (drafter, length), count in actions.items()},
         )
+
+    def serve_scenario(self, contender: Contender, block: ScenarioBlock) -> Served:
+        """A fresh controller serves, so that no run learns from another one's requests."""
+        hook, controller = self._engine.hook, None
+        if hook is not None:
+            controller = contender.controller(self._engine.contract)
+            hook.controller = controller
+        requests = self._workloads[block.split].requests(block.seed, block.scenario.slots())
+        served = self._engine.serve_scenario(Arrivals(block.scenario, requests, block.seed))
+        return replace(served, decision_s=controller.decision_s) if controller else served
 
     def _controller(self, setting: Setting) -> Controller:
         contract = self._engine.contract

@@ -12,12 +12,12 @@ from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.logger import Logger
 from tqdm import tqdm
 
-from envs.cost_model import read_cost_model
 from envs.draft_env import EpisodeConfig
 from envs.draft_vec_env import DraftVecEnv
 from envs.simulator_state import TraceEngineConfig
 from envs.trace_workload import TraceWorkload
 from envs.traces import read_traces
+from policy.cost_model import read_cost_model
 
 from .callbacks import ObservationRecorder, ThroughputCallback
 from .config import PpoConfig

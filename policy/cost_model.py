@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from policy.contract import Contract
-from policy.errors import ConfigError
-from policy.step import StepRecord
+from .contract import Contract
+from .errors import ConfigError
+from .step import StepRecord
 
 
 @dataclass(frozen=True)

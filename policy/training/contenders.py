@@ -1,0 +1,100 @@
+"""Who takes part in a benchmark: no speculation, fixed settings, rules, policies."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..artifact import load_policy
+from ..baselines.build import build_baseline
+from ..contract import NONE, Contract
+from ..controllers import Controller, PolicyController, SafeController, admitted_lengths
+from ..errors import ConfigError
+from ..step import StepRecord
+
+PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to decide.
+
+    Attributes:
+        name: In the report.
+        section: JSON of what decides: `{"path": "policy.pt"}`, the plugin's `baseline` section,
+            either with an own `granularity`; or `plain`, vLLM without a drafting policy.
+    """
+
+    name: str
+    section: str
+
+    @classmethod
+    def of(cls, name: str, section: Mapping[str, Any]) -> Contender:
+        """A contender from its section of the configuration."""
+        return cls(name, json.dumps(dict(section), sort_keys=True))
+
+    @classmethod
+    def fixed(cls, drafter: str, num_speculative_tokens: int = 0) -> Contender:
+        """A fixed setting."""
+        name = drafter if drafter == NONE else f"{drafter}:{num_speculative_tokens}"
+        section = {"name": "fixed", "drafter": drafter}
+        return cls.of(name, {**section, "num_speculative_tokens": num_speculative_tokens})
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it needs an engine without a drafting policy."""
+        return self.section == json.dumps(PLAIN)
+
+    def controller(self, contract: Contract) -> TimedController:
+        """What decides, on an engine of this contract.
+
+        Raises:
+            ConfigError: If the rule does not exist or does not fit the engine.
+            ArtifactError: If the policy cannot be used.
+        """
+        section = json.loads(self.section)
+        granularity = section.pop("granularity", contract.granularity)
+        if "path" in section:
+            if len(section) > 1:
+                raise ConfigError(f"{self.name} has more than a path; remove the rest.")
+            artifact = load_policy(Path(section["path"]))
+            policy = SafeController(PolicyController(artifact), contract)
+            return TimedController(policy)
+        return TimedController(build_baseline(replace(contract, granularity=granularity), section))
+
+
+class TimedController:
+    """Measures how long decisions take.
+
+    Args:
+        inner: Decides.
+
+    Attributes:
+        decision_s: Time of all decisions.
+    """
+
+    def __init__(self, inner: Controller) -> None:
+        self.decision_s = 0.0
+        self._inner = inner
+
+    def decide(self, record: StepRecord, observation: np.ndarray) -> np.ndarray:
+        """Decide as the inner controller does."""
+        began_s = time.perf_counter()
+        actions = self._inner.decide(record, observation)
+        self.decision_s += time.perf_counter() - began_s
+        return actions
+
+    def admit(
+        self, record: StepRecord, drafts: np.ndarray, survival: np.ndarray
+    ) -> np.ndarray | None:
+        """Judge drafts as the inner controller does."""
+        began_s = time.perf_counter()
+        lengths = admitted_lengths(self._inner, record, drafts, survival)
+        self.decision_s += time.perf_counter() - began_s
+        return lengths
