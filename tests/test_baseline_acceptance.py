@@ -128,7 +128,10 @@ def test_a_draft_cut_short_tells_of_what_was_verified_and_the_offer_of_the_rest(
     # The fourth turns out wrong: positions 3 to 5 are news, 1 and 2 are not.
     settled = step_of([(0, 0, 0)], offers=[(0, 0, 0, 3)])
     assert offers.samples(settled).tolist() == [[3, 2, 5, 3]]
-    assert offers.samples(step_of([(0, 0, 0)])).tolist() == []
+    # An offer that was verified in full has no more to tell.
+    assert offers.samples(step_of([(0, 0, 0)], offers=[(2, 1, 4, -1)])).tolist() == []
+    judged = step_of([(NGRAM, 4, 1)], offers=[(0, 0, 0, 1)])
+    assert offers.samples(judged).tolist() == [[2, 0, 4, 1]]
 
 
 def test_an_offer_of_a_request_that_ended_is_not_held_against_its_namesake():
@@ -172,14 +175,14 @@ def test_an_untouched_model_drifts_back_to_its_prior():
 def test_only_drafts_of_the_same_match_length_push_the_past_back():
     table = AcceptanceTable(3, 2, AcceptanceConfig(decay=0.5, prior_weight=1e-9))
     table.add(np.array([[1, 0, 2, 2]]))
-    table.add(np.array([[2, 0, 2, 0], [2, 0, 1, 1]]))
-    table.add(np.array([[2, 1, 2, 2]]))  # the rest of a draft that was counted
+    table.add(np.array([[2, 0, 2, 2], [2, 0, 1, 1]]))
+    table.add(np.array([[2, 1, 2, 1]]))  # the rest of a draft that was counted
     survival = table.survival()
     assert survival[1] == pytest.approx([1, 1])
-    assert survival[2] == pytest.approx([1 / 2, 1 / 2])
+    assert survival[2] == pytest.approx([1, 1 / 2])
     table.add(np.array([[1, 0, 1, 0]]))  # 1 of 1 becomes 0.5 of 1.5
     assert table.survival()[1] == pytest.approx([1 / 3, 1 / 3])
-    assert table.survival()[2] == pytest.approx([1 / 2, 1 / 2])
+    assert table.survival()[2] == pytest.approx([1, 1 / 2])
 
 
 def test_rates_never_rise_along_a_draft():

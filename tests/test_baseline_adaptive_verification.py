@@ -72,15 +72,16 @@ def goodput(kept, drafts, likely, record, cost_model):
 def test_no_other_set_of_prefixes_is_better(num_rows):
     rng = np.random.default_rng(num_rows)
     num_kept, num_cut = 0, 0
-    for _ in range(60):
-        weights_s = np.array([2e-2, 2e-2, 2e-6, 1e-3, 2e-3, 1e-3, 2e-6, 5e-7])
+    for _ in range(150):
+        weights_s = np.array([2e-2, 2e-2, 2e-6, 1e-3, 1e-2, 1e-2, 2e-3, 5e-6])
         weights_s = weights_s * rng.lognormal(0, 1, (2, len(FEATURES)))
-        cost_model = CostModel(np.array([1.0, 6.0]), weights_s, float(rng.choice([0, 0.3])))
+        cost_model = CostModel(np.array([1.0, 6.0]), weights_s, float(rng.choice([0, 0.3, 2.0])))
         acceptance_config = AcceptanceConfig(decay=0.9, prior_rate=float(rng.random()))
         acceptance = Acceptance(CONTRACT, acceptance_config, by_match_length=True)
         controller = rule(cost_model, min_match_length=1, acceptance=acceptance_config)
         for _ in range(2):
             record = random_step(rng, "abc"[:num_rows])
+            record.model_states["eagle3"].num_pending_tokens[:] = rng.integers(1, 5, num_rows)
             controller.decide(record, None)
             acceptance.update(record)
         drafts, survival = random_drafts(rng, record)

@@ -119,6 +119,15 @@ def test_it_climbs_as_the_formula_says(seed, drafter):
     assert set(lengths) >= ({0, 1, 3, 5, 7} if drafter == NGRAM else {0, 1, 3, 4})
 
 
+def test_the_thresholds_themselves_lead_down_and_not_up():
+    for num_accepted, length in [(1, 1), (2, 3), (10, 3), (11, 5)]:  # .25 .5 2.5 2.75 of 3
+        controller = ladder(warm_up_steps=2, interval_steps=100, decay=0.0)
+        controller._length = 3
+        rights = [num_accepted // 4 + (row < num_accepted % 4) for row in range(4)]
+        length_after(controller, [(0, 0)])
+        assert length_after(controller, [(3, right) for right in rights]) == length
+
+
 def test_another_drafter_tells_nothing():
     controller = ladder("eagle3", warm_up_steps=0, interval_steps=1, up_hysteresis=10.0)
     record = step_of([(NGRAM, 8, 8)])
