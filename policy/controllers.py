@@ -116,10 +116,14 @@ class SafeController:
         """Let the guarded controller shorten drafts; none are where it fails."""
         try:
             lengths = admitted_lengths(self.inner, record, drafts, survival)
-            if lengths is not None and (lengths.shape != (record.num_rows,) or lengths.min() < 0):
+            if lengths is None:
+                return None
+            lengths = np.asarray(lengths)
+            is_whole = lengths.dtype.kind == "i"
+            if not is_whole or lengths.shape != (record.num_rows,) or (lengths < 0).any():
                 raise ContractError(
-                    f"The controller admitted {lengths.tolist()}; give a length >= 0 for each of "
-                    f"{record.num_rows} rows."
+                    f"The controller admitted {lengths.tolist()}; give a whole number >= 0 for "
+                    f"each of {record.num_rows} rows."
                 )
         except Exception as error:  # see `decide`
             self._note(error)

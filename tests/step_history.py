@@ -74,3 +74,36 @@ def held_bytes(thing):
     if hasattr(thing, "__dict__"):
         return held_bytes(vars(thing))
     return 0
+
+
+def step_of(drafts, num_context_tokens=100, **changes):
+    """A step that tells only what a test says.
+
+    Args:
+        drafts: `(drafter, draft tokens, accepted tokens)` of each row.
+        num_context_tokens: Of every row.
+        changes: Other fields of the record; `offers` and `states` are rows of the n-gram drafter's
+            `TokenOffer` and of `(fresh, pending tokens)` of the EAGLE head.
+    """
+    drafter, num_drafts, num_accepted = np.array(drafts, np.int32).reshape(-1, 3).T
+    rows = len(drafter)
+    offers = np.array(changes.pop("offers", [(0, 0, 0, -1)] * rows), np.int32).reshape(-1, 4)
+    fresh, pending = np.array(changes.pop("states", [(1, 1)] * rows), np.int32).reshape(-1, 2).T
+    survival = np.full((rows, max(LENGTHS)), np.nan, np.float32)
+    fields = {
+        "num_running_reqs": rows,
+        "num_waiting_reqs": 0,
+        "kv_cache_usage": 0.1,
+        "num_prefill_tokens": 0,
+        "num_scheduled_tokens": int(num_drafts.sum()) + rows,
+        "req_ids": tuple("abcdefgh"[:rows]) if rows <= 8 else tuple(map(str, range(rows))),
+        "num_context_tokens": np.full(rows, num_context_tokens, np.int32),
+        "num_emitted_tokens": num_accepted + np.int32(1),
+        "temperature": np.zeros(rows, np.float32),
+        "drafter": drafter,
+        "num_draft_tokens": num_drafts,
+        "num_accepted_tokens": num_accepted,
+        "token_offers": {"ngram": TokenOffer(*offers.T)},
+        "model_states": {"eagle3": ModelState(fresh.astype(bool), pending, survival)},
+    }
+    return StepRecord(**{**fields, **changes})

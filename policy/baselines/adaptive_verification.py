@@ -87,6 +87,8 @@ class AdaptiveVerificationController:
         gained = np.concatenate(([0.0], likely.ravel()[order].cumsum()))
         prices = self._prices.at(record.num_running_reqs)
         seconds = prices.plain_s(record) + prices.verified_token_s * np.arange(len(gained))
+        if np.isin(drafts[:, 0], self._tokens).any():
+            seconds *= 1 + prices.token_draft_share
         seconds += self._drafting_s(record, drafts)
         best = int(((record.num_rows + gained) / seconds).argmax())
         return np.bincount(rows[order[:best]], minlength=record.num_rows)

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from ..contract import Contract
-from ..cost_model import CostModel, shape_of
+from ..cost_model import CostModel, StepShape, shape_of
 from ..errors import ConfigError
 from ..step import StepRecord
 from .drafters import token_drafters
@@ -39,6 +39,8 @@ class BanditConfig:
     def __post_init__(self) -> None:
         if not self.exploration >= 0:
             raise ConfigError(f"exploration is {self.exploration}; make it 0 or more.")
+        if self.seed < 0:
+            raise ConfigError(f"seed is {self.seed}; make it 0 or more.")
 
 
 class BanditController:
@@ -92,7 +94,13 @@ class BanditController:
 
     def _seconds(self, record: StepRecord) -> float:
         """Expected time of the step, look-ups included."""
-        seconds = self._cost_model.expected_s(shape_of(record, self._contract))
+        shape = shape_of(record, self._contract)
+        seconds = self._cost_model.expected_s(shape)
         if np.isin(record.drafter, self._tokens).any():
-            seconds *= 1 + self._cost_model.token_draft_share
+            target = StepShape(
+                shape.num_running_reqs,
+                num_verified_tokens=shape.num_verified_tokens,
+                num_context_tokens=shape.num_context_tokens,
+            )
+            seconds += self._cost_model.token_draft_share * self._cost_model.expected_s(target)
         return seconds

@@ -46,6 +46,10 @@ class RandomConfig:
 
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ConfigError(f"seed is {self.seed}; make it 0 or more.")
+
 
 _PRICED: dict[str, tuple[type, Callable[..., Controller]]] = {
     "goodput": (GoodputConfig, GoodputController),
@@ -75,6 +79,8 @@ def build_baseline(contract: Contract, section: Mapping[str, Any]) -> Controller
     """
     settings = dict(section)
     name = settings.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"baseline.name is {name!r}; choose from {', '.join(BASELINES)}.")
     if name == "fixed":
         fixed = from_mapping(FixedConfig, settings, "baseline")
         return FixedController(contract, fixed.drafter, fixed.num_speculative_tokens)
@@ -87,6 +93,6 @@ def build_baseline(contract: Contract, section: Mapping[str, Any]) -> Controller
         config_class, controller = _PRICED[name]
         config: Any = from_mapping(config_class, settings, "baseline")
         return controller(contract, read_cost_model(Path(config.cost_model)), config)
-    nearest = difflib.get_close_matches(str(name), BASELINES, n=1)
+    nearest = difflib.get_close_matches(name, BASELINES, n=1)
     hint = f"did you mean '{nearest[0]}'?" if nearest else f"choose from {', '.join(BASELINES)}."
     raise ConfigError(f"Unknown baseline '{name}'; {hint}")

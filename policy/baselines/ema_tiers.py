@@ -48,7 +48,7 @@ class EmaTiersConfig:
     up_hysteresis: float = 0.0
 
     def __post_init__(self) -> None:
-        loads = [int(load) if str(load).isdigit() else 0 for load in self.tiers]
+        loads = [int(load) if str(load).isdecimal() else 0 for load in self.tiers]
         if not loads or loads[0] != 1 or sorted(set(loads)) != loads:
             raise ConfigError(
                 f"tiers are for the loads {', '.join(map(str, self.tiers))}; begin at 1 and ascend."
