@@ -24,7 +24,8 @@ CONF = ROOT / "conf"
 OPTIONS = sorted(
     f"{path.parent.relative_to(CONF)}={path.stem}"
     for path in CONF.glob("*/**/*.yaml")
-    if path.parent.name != "launcher"  # a group of collect.yaml, tested in test_collection.py
+    # Groups of collect.yaml and evaluate.yaml, tested in test_collection.py and test_scenario.py.
+    if path.parent.name not in ("launcher", "scenario")
 )
 OmegaConf.register_new_resolver("repository", lambda: str(ROOT), replace=True)
 
