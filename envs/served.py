@@ -11,7 +11,8 @@ import numpy as np
 from policy.contract import Contract
 from policy.step import StepRecord
 
-from .scenario import Arrival
+from .scenario import Arrival, Arrivals
+from .workload import WorkloadRequest
 
 STEP = np.dtype(
     [
@@ -113,6 +114,21 @@ class Ledger:
         """Requests that came and have not ended."""
         return len(self._unfinished)
 
+    def take_due(self, arrivals: Arrivals) -> list[WorkloadRequest] | None:
+        """Note the requests that are due and return them; None once all have ended.
+
+        An engine without requests skips to the next one.
+        """
+        while True:
+            due = arrivals.take_due(self.num_unfinished_reqs, self.now_s)
+            for arrival in due:
+                self.note_arrival(arrival)
+            if self.num_unfinished_reqs:
+                return [arrival.request for arrival in due]
+            if arrivals.are_over:
+                return None
+            self.skip_to(arrivals.next_s())
+
     def note_arrival(self, arrival: Arrival) -> None:
         """A request came."""
         request = arrival.request
@@ -142,8 +158,9 @@ class Ledger:
         """
         self.now_s += seconds
         self._busy_s += seconds
-        for request_id in num_emitted or self._unfinished:
-            self._requests[request_id].engine_s += seconds / len(num_emitted or self._unfinished)
+        served = num_emitted or self._unfinished
+        for request_id in served:
+            self._requests[request_id].engine_s += seconds / len(served)
         for request_id, count in num_emitted.items():
             request = self._requests[request_id]
             if not request.num_output_tokens:

@@ -13,7 +13,7 @@ from collections import deque
 import numpy as np
 
 from policy.contract import TOKEN_DRAFTERS, Contract
-from policy.controllers import Controller, admitted_lengths
+from policy.controllers import Controller, admitted_lengths, judges_drafts
 from policy.cost_model import FEATURES, CostModel, StepShape
 from policy.errors import ConfigError, TraceError
 from policy.features import ROW, Layout
@@ -99,27 +99,21 @@ class TraceEngine:
         self._abort_all()
         ledger, waiting = Ledger(self._contract), deque[WorkloadRequest]()
         decision_s = 0.0
-        while True:
-            for arrival in arrivals.take_due(ledger.num_unfinished_reqs, ledger.now_s):
-                ledger.note_arrival(arrival)
-                waiting.append(arrival.request)
-            if not ledger.num_unfinished_reqs:
-                if arrivals.are_over:
-                    return ledger.close(decision_s)
-                ledger.skip_to(arrivals.next_s())
-                continue
+        step: EngineStep | None = None
+        while (due := ledger.take_due(arrivals)) is not None:
+            waiting += due
             while waiting and num_unfinished(self._engines, _THE_ENGINE) < self.config.max_num_seqs:
                 self._admit(waiting.popleft())
             self._engines.counters[_THE_ENGINE]["num_queued"] = len(waiting)
-            if self._engines.counters[_THE_ENGINE]["num_rows"]:
-                step = self._engine_step()
+            if step is not None and step.record.num_rows:
                 began_s = time.perf_counter()
                 self._draft(controller.decide(step.record, step.observation))
                 self._cut_drafts(controller, step.record)
                 decision_s += time.perf_counter() - began_s
-            self._serve_step(ledger)
+            step = self._serve_step(ledger)
+        return ledger.close(decision_s)
 
-    def _serve_step(self, ledger: Ledger) -> None:
+    def _serve_step(self, ledger: Ledger) -> EngineStep:
         """Run one engine step and enter it into the ledger."""
         begin_interval(self._engines, _THE_ENGINE)
         requests = self._engines.requests[_THE_ENGINE]
@@ -134,8 +128,9 @@ class TraceEngine:
                 num_emitted[name] = count
             if requests["has_ended"][i]:
                 finished.append(name)
-        seconds = float(self._engines.counters[_THE_ENGINE]["seconds"])
-        ledger.note_step(seconds, num_emitted, finished, self._record())
+        step = self._engine_step()
+        ledger.note_step(step.step_time_s, num_emitted, finished, step.record)
+        return step
 
     def close(self) -> None:
         """There is nothing to free."""
@@ -186,6 +181,8 @@ class TraceEngine:
 
     def _cut_drafts(self, controller: Controller, record: StepRecord) -> None:
         """Let a controller that judges drafts shorten them; their making stays charged."""
+        if not judges_drafts(controller):
+            return
         requests = self._engines.requests[_THE_ENGINE]
         entries = self._engines.row_entry[_THE_ENGINE, : record.num_rows]
         drafters, lengths = (

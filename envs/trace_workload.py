@@ -104,8 +104,9 @@ class TraceWorkload:
             mix = self.mix
             if slot.kinds is not None:
                 key = tuple(slot.kinds.items())
-                mix = mixes[key] if key in mixes else self._mix(slot.kinds)
-                mixes[key] = mix
+                if key not in mixes:
+                    mixes[key] = self._mix(slot.kinds)
+                mix = mixes[key]
             trace, max_tokens = draw_request(mix, state, 0, slot.is_first_wave)
             yield WorkloadRequest(
                 request_id=f"{traces.request_ids[trace]}-{seed}-{index}",

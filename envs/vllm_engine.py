@@ -225,15 +225,9 @@ class VllmEngine:
         self.abort_all()
         hook = self.hook
         ledger = Ledger(hook.contract if hook else None)
-        while True:
-            for arrival in arrivals.take_due(ledger.num_unfinished_reqs, ledger.now_s):
-                ledger.note_arrival(arrival)
-                self.add(arrival.request)
-            if not ledger.num_unfinished_reqs:
-                if arrivals.are_over:
-                    return ledger.close(decision_s=0.0)
-                ledger.skip_to(arrivals.next_s())
-                continue
+        while (due := ledger.take_due(arrivals)) is not None:
+            for request in due:
+                self.add(request)
             progress, before = _Progress(), set(self._unfinished)
             emitted = self._step_engine(progress)
             ledger.note_step(
@@ -242,6 +236,7 @@ class VllmEngine:
                 before - self._unfinished.keys(),
                 hook.last_record if hook else None,
             )
+        return ledger.close(decision_s=0.0)
 
     def abort_all(self) -> None:
         """End every request in flight."""

@@ -6,13 +6,12 @@ other code sees them.
 
 from __future__ import annotations
 
-import difflib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .errors import ConfigError
+from .errors import ConfigError, hint
 
 T = TypeVar("T")
 
@@ -44,9 +43,7 @@ def from_mapping(cls: type[T], given: Mapping[str, Any], where: str) -> T:
     known = {spec.name: spec for spec in fields(cls)}  # type: ignore[arg-type]
     for key in given:
         if key not in known:
-            nearest = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean '{nearest[0]}'?" if nearest else f"known: {', '.join(known)}."
-            raise ConfigError(f"Unknown key '{key}' in {section}; {hint}")
+            raise ConfigError(f"Unknown key '{key}' in {section}; {hint(key, known, 'known:')}")
     for name, spec in known.items():
         required = spec.default is MISSING and spec.default_factory is MISSING
         if required and name not in given:
@@ -55,20 +52,20 @@ def from_mapping(cls: type[T], given: Mapping[str, Any], where: str) -> T:
     return cls(**{key: _convert(hints[key], value, prefix + key) for key, value in given.items()})
 
 
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    """Check a value against its type hint; build nested dataclasses and tuples."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
+def _convert(type_hint: Any, value: Any, where: str) -> Any:
+    """Check a value against its type type_hint; build nested dataclasses and tuples."""
+    origin, arguments = get_origin(type_hint), get_args(type_hint)
+    if type_hint is Any:
         return value
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
         options = [option for option in arguments if option is not type(None)]
         return _convert(options[0], value, where)
-    if is_dataclass(hint):
-        if isinstance(value, hint):  # type: ignore[arg-type]
+    if is_dataclass(type_hint):
+        if isinstance(value, type_hint):  # type: ignore[arg-type]
             return value
-        return from_mapping(hint, value, where)  # type: ignore[arg-type]
+        return from_mapping(type_hint, value, where)  # type: ignore[arg-type]
     if origin is Literal:
         return _one_of(arguments, value, where)
     if origin is tuple:
@@ -77,23 +74,17 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where} is {value!r}; make it a mapping of keys to values.")
         return {key: _convert(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
-    if hint is float and type(value) is int:
+    if type_hint is float and type(value) is int:
         return float(value)
-    if type(value) is not hint:
-        raise ConfigError(f"{where} is {value!r}; make it of type {hint.__name__}.")
+    if type(value) is not type_hint:
+        raise ConfigError(f"{where} is {value!r}; make it of type {type_hint.__name__}.")
     return value
 
 
 def _one_of(options: Sequence[Any], value: Any, where: str) -> Any:
     if value in options:
         return value
-    nearest = difflib.get_close_matches(str(value), [str(option) for option in options], n=1)
-    hint = (
-        f"did you mean '{nearest[0]}'?"
-        if nearest
-        else f"choose from {', '.join(map(str, options))}."
-    )
-    raise ConfigError(f"{where} is {value!r}; {hint}")
+    raise ConfigError(f"{where} is {value!r}; {hint(value, options)}")
 
 
 def _tuple(arguments: Sequence[Any], value: Any, where: str) -> tuple[Any, ...]:

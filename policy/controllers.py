@@ -34,6 +34,14 @@ class Controller(Protocol):
         ...
 
 
+def judges_drafts(controller: Controller | None) -> bool:
+    """Whether a controller may shorten drafts once they are made; see `admitted_lengths`.
+
+    A controller that guards another one has a property of this name that asks the other.
+    """
+    return getattr(controller, "judges_drafts", hasattr(controller, "admit"))
+
+
 def admitted_lengths(
     controller: Controller | None, record: StepRecord, drafts: np.ndarray, survival: np.ndarray
 ) -> np.ndarray | None:
@@ -52,10 +60,9 @@ def admitted_lengths(
     Returns:
         Tokens admitted, int64 `[rows]`; None where all are.
     """
-    admit = getattr(controller, "admit", None)
-    if admit is None:
+    if not judges_drafts(controller):
         return None
-    lengths: np.ndarray | None = admit(record, drafts, survival)
+    lengths: np.ndarray | None = controller.admit(record, drafts, survival)  # type: ignore[union-attr]
     return lengths
 
 
@@ -109,6 +116,11 @@ class SafeController:
         except Exception as error:  # a fault of the policy must never reach a request
             self._note(error)
             return self._fallback
+
+    @property
+    def judges_drafts(self) -> bool:
+        """Whether the guarded controller does."""
+        return judges_drafts(self.inner)
 
     def admit(
         self, record: StepRecord, drafts: np.ndarray, survival: np.ndarray

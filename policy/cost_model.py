@@ -160,6 +160,16 @@ class CostModel:
         weight_s = self.weights_at([shape.num_running_reqs])[0, _PREFILL]
         return float(weight_s * shape.num_prefill_tokens)
 
+    def look_up_s(self, shape: StepShape) -> float:
+        """What a step takes more if a token drafter drafts in it."""
+        target = StepShape(
+            shape.num_running_reqs,
+            num_engine_steps=shape.num_engine_steps,
+            num_verified_tokens=shape.num_verified_tokens,
+            num_context_tokens=shape.num_context_tokens,
+        )
+        return self.token_draft_share * self.expected_s(target)
+
     def add(self, shape: StepShape, step_time_s: float) -> None:
         """Given constants do not learn; `OnlineCostModel` does."""
 

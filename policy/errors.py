@@ -1,5 +1,22 @@
 """The errors draftgym raises; each message is one sentence that names the mend."""
 
+import difflib
+from collections.abc import Iterable
+
+
+def hint(given: object, known: Iterable[object], otherwise: str = "choose from") -> str:
+    """The end of such a sentence: the nearest right name, or else all of them.
+
+    Example:
+        >>> hint("prot", ["port", "host"])
+        "did you mean 'port'?"
+        >>> hint("x", ["port", "host"])
+        'choose from port, host.'
+    """
+    names = [str(name) for name in known]
+    nearest = difflib.get_close_matches(str(given), names, n=1)
+    return f"did you mean '{nearest[0]}'?" if nearest else f"{otherwise} {', '.join(names)}."
+
 
 class DraftgymError(Exception):
     """Base class of every error that draftgym raises on purpose."""

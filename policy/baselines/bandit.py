@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from ..contract import Contract
-from ..cost_model import CostModel, StepShape, shape_of
+from ..cost_model import CostModel, shape_of
 from ..errors import ConfigError
 from ..step import StepRecord
 from .drafters import token_drafters
@@ -97,10 +97,5 @@ class BanditController:
         shape = shape_of(record, self._contract)
         seconds = self._cost_model.expected_s(shape)
         if np.isin(record.drafter, self._tokens).any():
-            target = StepShape(
-                shape.num_running_reqs,
-                num_verified_tokens=shape.num_verified_tokens,
-                num_context_tokens=shape.num_context_tokens,
-            )
-            seconds += self._cost_model.token_draft_share * self._cost_model.expected_s(target)
+            seconds += self._cost_model.look_up_s(shape)
         return seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from ..config import from_mapping
 from ..contract import NONE, Contract
 from ..controllers import Controller
 from ..cost_model import read_cost_model
-from ..errors import ConfigError
+from ..errors import ConfigError, hint
 from .adaptive_verification import AdaptiveVerificationConfig, AdaptiveVerificationController
 from .bandit import BanditConfig, BanditController
 from .batch_schedule import BatchScheduleConfig, BatchScheduleController
@@ -93,6 +92,4 @@ def build_baseline(contract: Contract, section: Mapping[str, Any]) -> Controller
         config_class, controller = _PRICED[name]
         config: Any = from_mapping(config_class, settings, "baseline")
         return controller(contract, read_cost_model(Path(config.cost_model)), config)
-    nearest = difflib.get_close_matches(name, BASELINES, n=1)
-    hint = f"did you mean '{nearest[0]}'?" if nearest else f"choose from {', '.join(BASELINES)}."
-    raise ConfigError(f"Unknown baseline '{name}'; {hint}")
+    raise ConfigError(f"Unknown baseline '{name}'; {hint(name, BASELINES)}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
+from collections.abc import Sequence
 
 from ..contract import MODEL_DRAFTERS, TOKEN_DRAFTERS, Contract
-from ..errors import ConfigError
+from ..errors import ConfigError, hint
 
 
 def drafter_index(contract: Contract, name: str) -> int:
@@ -16,13 +16,7 @@ def drafter_index(contract: Contract, name: str) -> int:
     """
     if name in contract.drafters:
         return contract.drafters.index(name)
-    nearest = difflib.get_close_matches(name, contract.drafters, n=1)
-    hint = (
-        f"did you mean '{nearest[0]}'?"
-        if nearest
-        else f"choose from {', '.join(contract.drafters)}."
-    )
-    raise ConfigError(f"The engine has no drafter '{name}'; {hint}")
+    raise ConfigError(f"The engine has no drafter '{name}'; {hint(name, contract.drafters)}")
 
 
 def token_drafters(contract: Contract) -> list[int]:
@@ -41,11 +35,7 @@ def the_token_drafter(contract: Contract) -> int:
     Raises:
         ConfigError: If there is none.
     """
-    if found := token_drafters(contract):
-        return found[0]
-    raise ConfigError(
-        f"The rule needs a token drafter; add one of {', '.join(TOKEN_DRAFTERS)} to 'drafters'."
-    )
+    return _first(token_drafters(contract), "token", TOKEN_DRAFTERS)
 
 
 def the_model_drafter(contract: Contract) -> int:
@@ -54,8 +44,12 @@ def the_model_drafter(contract: Contract) -> int:
     Raises:
         ConfigError: If there is none.
     """
-    if found := model_drafters(contract):
+    return _first(model_drafters(contract), "model", MODEL_DRAFTERS)
+
+
+def _first(found: Sequence[int], kind: str, names: Sequence[str]) -> int:
+    if found:
         return found[0]
     raise ConfigError(
-        f"The rule needs a model drafter; add one of {', '.join(MODEL_DRAFTERS)} to 'drafters'."
+        f"The rule needs a {kind} drafter; add one of {', '.join(names)} to 'drafters'."
     )

@@ -20,7 +20,7 @@ import torch
 from vllm.v1.outputs import DraftTokenIds
 
 from ..contract import MODEL_DRAFTERS, NONE, Contract
-from ..controllers import Controller, admitted_lengths
+from ..controllers import Controller, admitted_lengths, judges_drafts
 from ..observation import ObservationBuilder
 from ..step import StepRecord
 from .config import DrafterSettings
@@ -204,7 +204,7 @@ class SpeculationHook:
 
     def _cut_drafts(self, record: StepRecord, drafts: list[list[int]]) -> None:
         """Let a controller that judges drafts shorten them, in place."""
-        if not hasattr(self.controller, "admit"):
+        if not judges_drafts(self.controller):
             return
         made = np.zeros((record.num_rows, 2), np.int64)
         survival = np.full(

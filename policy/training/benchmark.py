@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -14,6 +16,7 @@ from envs.replayed import Replayed
 from envs.scenario import Arrivals
 from envs.served import Served
 from envs.trace_engine import TraceEngine
+from envs.trace_workload import TraceWorkload
 
 from ..contract import NONE
 from .benchmark_config import BenchmarkConfig
@@ -60,8 +63,7 @@ class BestFixed:
 
     Attributes:
         by_scenario: The fastest in each scenario.
-        overall: The one with the best worst-to-best balance: the highest geometric mean of
-            speeds over the scenarios.
+        overall: The one with the highest geometric mean of speeds over the scenarios.
     """
 
     by_scenario: dict[str, Contender]
@@ -82,46 +84,61 @@ def fixed_contenders(config: BenchmarkConfig) -> list[Contender]:
     ]
 
 
-def replay(
-    config: BenchmarkConfig, contenders: Sequence[Contender], split: Split, num_repeats: int
-) -> Results:
-    """Serve every scenario with every contender on traces.
+class ReplayPool:
+    """Processes that replay; each compiles the simulator once, whatever it replays.
 
     Args:
         config: The benchmark.
-        contenders: Who serves; names must differ.
-        split: Requests recorded for training or for evaluation.
-        num_repeats: Times, with other requests each time.
-
-    Raises:
-        DraftgymError: If the traces, their prices, or a contender cannot be used.
     """
-    replayed = _read(config, split)  # here first: a process of the pool could only die of it
-    for contender in contenders:
-        contender.controller(replayed.contract)
-    jobs = [(scenario, repeat) for scenario in config.scenarios for repeat in range(num_repeats)]
-    results: dict[tuple[str, int], list[Served]] = {}
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        min(config.num_processes, len(jobs)), context, _begin_process, (config, split)
-    ) as pool:
+
+    def __init__(self, config: BenchmarkConfig) -> None:
+        self._config = config
+        self._pool = ProcessPoolExecutor(
+            config.num_processes, multiprocessing.get_context("spawn"), _keep, (config,)
+        )
+
+    def __enter__(self) -> ReplayPool:
+        """Use it in a `with` statement, which ends the processes."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the processes."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def replay(self, contenders: Sequence[Contender], split: Split, num_repeats: int) -> Results:
+        """Serve every scenario with every contender on traces.
+
+        Args:
+            contenders: Who serves; names must differ.
+            split: Requests recorded for training or for evaluation.
+            num_repeats: Times, with other requests each time.
+
+        Raises:
+            DraftgymError: If the traces, their prices, or a contender cannot be used.
+        """
+        contract = _read(self._config, split).contract  # refused here, before any work is done
+        for contender in contenders:
+            contender.controller(contract)
+        names = self._config.scenarios
+        results: dict[tuple[str, int], list[Served]] = {}
         futures = {
-            pool.submit(_replay_job, scenario, repeat, contenders): (scenario, repeat)
-            for scenario, repeat in jobs
+            self._pool.submit(_serve, split, name, repeat, contenders): (name, repeat)
+            for name in names
+            for repeat in range(num_repeats)
         }
         for future in tqdm(
-            as_completed(futures), total=len(jobs), desc=f"traces ({split})", unit="run"
+            as_completed(futures), total=len(futures), desc=f"traces ({split})", unit="run"
         ):
             results[futures[future]] = future.result()
-    return Results(
-        {
-            (scenario, contender.name): [
-                results[scenario, repeat][index] for repeat in range(num_repeats)
-            ]
-            for scenario in config.scenarios
-            for index, contender in enumerate(contenders)
-        }
-    )
+        return Results(
+            {
+                (name, contender.name): [
+                    results[name, repeat][index] for repeat in range(num_repeats)
+                ]
+                for name in names
+                for index, contender in enumerate(contenders)
+            }
+        )
 
 
 def choose_fixed(results: Results, candidates: Sequence[Contender]) -> BestFixed:
@@ -133,38 +150,48 @@ def choose_fixed(results: Results, candidates: Sequence[Contender]) -> BestFixed
     }
 
     def product(name: str) -> float:
-        product = 1.0
-        for scenario in results.scenarios:
-            product *= results.tok_per_s(scenario, name) / results.tok_per_s(scenario, NONE)
-        return product
+        return math.prod(
+            results.tok_per_s(scenario, name) / results.tok_per_s(scenario, NONE)
+            for scenario in results.scenarios
+        )
 
     return BestFixed(by_scenario, by_name[max(by_name, key=product)])
 
 
-_state: tuple[BenchmarkConfig, Replayed, TraceEngine, int] | None = None
-"""What a process of the pool keeps between its jobs."""
+_config: BenchmarkConfig | None = None
+"""What a process of the pool replays."""
+
+
+def _keep(config: BenchmarkConfig) -> None:
+    global _config
+    _config = config
 
 
 def _read(config: BenchmarkConfig, split: Split) -> Replayed:
     return Replayed.read(config.trace, config.model, config.drafters, config.workload, split)
 
 
-def _begin_process(config: BenchmarkConfig, split: Split) -> None:
-    global _state
-    replayed = _read(config, split)
+@functools.cache
+def _engine(split: Split) -> tuple[TraceEngine, TraceWorkload]:
+    """This process's engine and requests of a split."""
+    assert _config is not None
+    replayed = _read(_config, split)
     engine = TraceEngine(
         replayed.workload.traces, replayed.cost_model, replayed.contract, replayed.engine
     )
-    _state = config, replayed, engine, config.seed + _TRAIN_SEED_OFFSET * (split == "train")
+    return engine, replayed.workload
 
 
-def _replay_job(scenario_name: str, repeat: int, contenders: Sequence[Contender]) -> list[Served]:
-    assert _state is not None
-    config, replayed, engine, first_seed = _state
-    scenario, seed = config.scenarios[scenario_name], first_seed + repeat
+def _serve(
+    split: Split, scenario_name: str, repeat: int, contenders: Sequence[Contender]
+) -> list[Served]:
+    """One scenario and repeat, in a process of the pool, by every contender."""
+    assert _config is not None
+    engine, workload = _engine(split)
+    scenario = _config.scenarios[scenario_name]
+    seed = _config.seed + repeat + _TRAIN_SEED_OFFSET * (split == "train")
     served = []
     for contender in contenders:
-        requests = replayed.workload.requests(seed, scenario.slots())
-        controller = contender.controller(engine.contract)
-        served.append(engine.serve(Arrivals(scenario, requests, seed), controller))
+        arrivals = Arrivals(scenario, workload.requests(seed, scenario.slots()), seed)
+        served.append(engine.serve(arrivals, contender.controller(engine.contract)))
     return served

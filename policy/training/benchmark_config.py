@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from envs.live import DraftersConfig, ModelConfig
@@ -60,6 +60,7 @@ class BenchmarkConfig:
         num_repeats: Times that each scenario is replayed, with other requests each time.
         seed: Of requests, arrivals and intervals.
         output_dir: Where the report goes.
+        num_processes: Processes that replay.
     """
 
     model: ModelConfig
@@ -73,7 +74,7 @@ class BenchmarkConfig:
     output_dir: str
     num_repeats: int = 4
     seed: int = 0
-    num_processes: int = field(default=2)
+    num_processes: int = 2
 
     def __post_init__(self) -> None:
         if not self.scenarios or self.num_repeats < 1 or self.num_processes < 1:

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from envs.served import Served
 
 from .benchmark_tables import BenchmarkCell
+from .figures import DPI, WIDTH_PX
 
-WIDTH_PX, DPI = 1200, 100
 _MARKERS = "os^Dv<>Pp*hX"
-_GREYS = ("#12355b", "#d1730f", "#2a8a57", "#a4508b", "#6f9fd0", "#7a5c3e")
+_COLORS = ("#12355b", "#d1730f", "#2a8a57", "#a4508b", "#6f9fd0", "#7a5c3e")
 
 
 def draw_speedups(
@@ -44,7 +44,7 @@ def draw_speedups(
             ratios,
             yerr=np.maximum([below, above], 0),
             fmt=_MARKERS[index % len(_MARKERS)],
-            color=_GREYS[index % len(_GREYS)],
+            color=_COLORS[index % len(_COLORS)],
             label=contender,
             capsize=2,
             markersize=5,
@@ -70,12 +70,12 @@ def draw_timeline(path: Path, served: Served, drafters: Sequence[str], title: st
     figure = _figure(640)
     load, speed, choice = figure.subplots(3, 1, sharex=True)
     steps = served.steps
-    load.step(steps["end_s"], steps["num_running_reqs"], color=_GREYS[0], where="pre")
+    load.step(steps["end_s"], steps["num_running_reqs"], color=_COLORS[0], where="pre")
     load.set_ylabel("running requests")
     load.set_title(title, fontweight="bold")
     bins = np.linspace(0, steps["end_s"][-1], 60)
     tokens, _ = np.histogram(steps["end_s"], bins, weights=steps["num_tokens"])
-    speed.stairs(tokens / np.diff(bins), bins, color=_GREYS[0])
+    speed.stairs(tokens / np.diff(bins), bins, color=_COLORS[0])
     speed.set_ylabel("tokens per second")
     for index, drafter in enumerate(drafters):
         of_it = steps[steps["drafter"] == index]
@@ -84,7 +84,7 @@ def draw_timeline(path: Path, served: Served, drafters: Sequence[str], title: st
             of_it["num_draft_tokens"],
             s=14,
             marker=_MARKERS[index],
-            color=_GREYS[index],
+            color=_COLORS[index],
             label=drafter,
             alpha=0.6,
         )

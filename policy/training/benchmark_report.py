@@ -20,6 +20,7 @@ from .benchmark_figures import draw_speedups, draw_timeline
 from .benchmark_tables import BenchmarkCell, Summary, cells_of, rank_agreement, summarise
 from .config import Resolved
 from .hardware import describe_hardware
+from .report import without_nan
 
 TIMELINE_SCENARIO = "steps"
 
@@ -67,7 +68,7 @@ def write_benchmark_report(
     notes.append("Command: `" + shlex.join(sys.argv) + "`")
     notes.append("Machine: " + json.dumps(hardware))
     stored |= {"notes": notes, "hardware": hardware, "config": resolved}
-    (folder / "report.json").write_text(json.dumps(_without_nan(stored), indent=1) + "\n")
+    (folder / "report.json").write_text(json.dumps(without_nan(stored), indent=1) + "\n")
     (folder / "report.md").write_text(_markdown(tables, pictures, notes))
     (folder / "report.html").write_text(_html(tables, pictures, notes))
     text = "\n\n".join(f"{heading}\n{_aligned(rows)}" for heading, rows in tables)
@@ -199,12 +200,3 @@ def _html(tables: Sequence[Table], pictures: Sequence[Path], notes: Sequence[str
     parts.append("<h2>Notes</h2><ul>")
     parts += [f"<li>{html.escape(note)}</li>" for note in notes]
     return "\n".join(parts) + "</ul>\n"
-
-
-def _without_nan(value: Any) -> Any:
-    """The value with null where a float is not finite, which JSON cannot say."""
-    if isinstance(value, dict):
-        return {name: _without_nan(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

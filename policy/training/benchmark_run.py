@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .benchmark import BEST_FIXED, Results, choose_fixed, fixed_contenders, replay
+from .benchmark import BEST_FIXED, ReplayPool, Results, choose_fixed, fixed_contenders
 from .benchmark_config import BenchmarkConfig
 from .benchmark_live import serve_live
 from .benchmark_report import write_benchmark_report
@@ -28,10 +28,11 @@ def run_benchmark(config: BenchmarkConfig, resolved: Resolved) -> str:
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     fixed = fixed_contenders(config)
-    best = choose_fixed(replay(config, fixed, "train", max(1, config.num_repeats // 2)), fixed)
     named = {name: Contender.of(name, section) for name, section in config.contenders.items()}
-    on_traces = [one for one in named.values() if not one.is_plain]
-    traced = replay(config, [*fixed, *on_traces], "eval", config.num_repeats)
+    on_traces = {one.name: one for one in [*fixed, *named.values()] if not one.is_plain}
+    with ReplayPool(config) as pool:
+        best = choose_fixed(pool.replay(fixed, "train", max(1, config.num_repeats // 2)), fixed)
+        traced = pool.replay([*on_traces.values()], "eval", config.num_repeats)
     _name_best_fixed(traced, {scenario: one.name for scenario, one in best.by_scenario.items()})
     lived = None
     if config.live is not None:

@@ -14,7 +14,13 @@ import numpy as np
 from ..artifact import load_policy
 from ..baselines.build import build_baseline
 from ..contract import NONE, Contract
-from ..controllers import Controller, PolicyController, SafeController, admitted_lengths
+from ..controllers import (
+    Controller,
+    PolicyController,
+    SafeController,
+    admitted_lengths,
+    judges_drafts,
+)
 from ..errors import ConfigError
 from ..step import StepRecord
 
@@ -51,7 +57,7 @@ class Contender:
         """Whether it needs an engine without a drafting policy."""
         return self.section == json.dumps(PLAIN)
 
-    def controller(self, contract: Contract) -> TimedController:
+    def controller(self, contract: Contract) -> Controller:
         """What decides, on an engine of this contract.
 
         Raises:
@@ -64,9 +70,8 @@ class Contender:
             if len(section) > 1:
                 raise ConfigError(f"{self.name} has more than a path; remove the rest.")
             artifact = load_policy(Path(section["path"]))
-            policy = SafeController(PolicyController(artifact), contract)
-            return TimedController(policy)
-        return TimedController(build_baseline(replace(contract, granularity=granularity), section))
+            return SafeController(PolicyController(artifact), contract)
+        return build_baseline(replace(contract, granularity=granularity), section)
 
 
 class TimedController:
@@ -82,6 +87,11 @@ class TimedController:
     def __init__(self, inner: Controller) -> None:
         self.decision_s = 0.0
         self._inner = inner
+
+    @property
+    def judges_drafts(self) -> bool:
+        """Whether the inner controller does."""
+        return judges_drafts(self._inner)
 
     def decide(self, record: StepRecord, observation: np.ndarray) -> np.ndarray:
         """Decide as the inner controller does."""

@@ -30,7 +30,7 @@ from ..baselines.fixed import FixedController
 from ..contract import NONE
 from ..controllers import Controller, PolicyController, SafeController
 from ..errors import EngineError
-from .contenders import Contender
+from .contenders import Contender, TimedController
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class _Server:
         """A fresh controller serves, so that no run learns from another one's requests."""
         hook, controller = self._engine.hook, None
         if hook is not None:
-            controller = contender.controller(self._engine.contract)
+            controller = TimedController(contender.controller(self._engine.contract))
             hook.controller = controller
         requests = self._workloads[block.split].requests(block.seed, block.scenario.slots())
         served = self._engine.serve_scenario(Arrivals(block.scenario, requests, block.seed))

@@ -72,7 +72,7 @@ def write_report(
         "command": command,
         "notes": list(notes),
     }
-    text = json.dumps(_without_nan(stored), indent=2, allow_nan=False)
+    text = json.dumps(without_nan(stored), indent=2, allow_nan=False)
     paths.json.write_text(text + "\n", encoding="utf-8")
     draw_report(paths.figure, cells, action_counts or {}, title=title, baseline=baseline)
     sections = [
@@ -201,10 +201,10 @@ def _list_values(values: Mapping[str, Any]) -> str:
     )
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """The value with null where a float is not finite, which JSON cannot say."""
     if isinstance(value, Mapping):
-        return {name: _without_nan(item) for name, item in value.items()}
+        return {name: without_nan(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
+        return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
