@@ -123,6 +123,11 @@ def test_the_best_fixed_setting_is_chosen_by_scenario_and_overall():
     assert chosen.overall.name == "ngram:4"
 
 
+def test_plain_vllm_is_a_contender_without_a_section():
+    assert Contender.of("vllm", "plain").is_plain
+    assert not Contender.fixed("none").is_plain
+
+
 def test_a_shortened_scenario_still_reaches_its_loads():
     scenario = Scenario((Phase(100, 32), Phase(40, 2), Phase(40, request_rate_per_s=1.0)))
     short = shortened(scenario, 0.1)

@@ -77,6 +77,15 @@ def test_every_policy_serves_the_same_requests_to_their_ends(trace_engine):
     assert runs[1].busy_s < runs[0].busy_s
 
 
+def test_controllers_hear_of_requests_that_ended(trace_engine):
+    watching = Watching(FixedController(trace_engine.contract, "none"))
+    served = serve(trace_engine, watching, seed=4)
+    told = [name for record in watching.records for name in record.finished_req_ids]
+    ended = {request.request_id for request in served.requests}
+    assert len(told) == len(set(told))
+    assert ended - set(told) == {max(served.requests, key=lambda one: one.finish_s).request_id}
+
+
 def test_the_time_of_a_run_is_that_of_its_steps(trace_engine):
     served = serve(trace_engine, FixedController(trace_engine.contract, "none"))
     steps = served.steps

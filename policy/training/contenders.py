@@ -41,9 +41,10 @@ class Contender:
     section: str
 
     @classmethod
-    def of(cls, name: str, section: Mapping[str, Any]) -> Contender:
+    def of(cls, name: str, section: Mapping[str, Any] | str) -> Contender:
         """A contender from its section of the configuration."""
-        return cls(name, json.dumps(dict(section), sort_keys=True))
+        plain = section if isinstance(section, str) else dict(section)
+        return cls(name, json.dumps(plain, sort_keys=True))
 
     @classmethod
     def fixed(cls, drafter: str, num_speculative_tokens: int = 0) -> Contender:
