@@ -1,7 +1,6 @@
 """A training logs what happened, stops when told to, and always leaves a checkpoint."""
 
 import math
-import os
 import signal
 from types import SimpleNamespace
 
@@ -87,7 +86,7 @@ def logged_training(model, steps=64):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_at_the_next_step_and_leaves_a_checkpoint(number, tmp_path):
     before = signal.getsignal(number)
-    engine = TroubledEngine(100, lambda: os.kill(os.getpid(), number))
+    engine = TroubledEngine(100, lambda: signal.raise_signal(number))
     model = make_learner(lambda: engine)
     assert learn(model, tmp_path)
     steps_taken = model.num_timesteps
@@ -100,8 +99,8 @@ def test_a_signal_stops_at_the_next_step_and_leaves_a_checkpoint(number, tmp_pat
 
 def test_a_second_signal_ends_a_step_that_does_not_return(tmp_path):
     def hang():
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         raise AssertionError("the second signal was ignored")
 
     model = make_learner(lambda: TroubledEngine(100, hang))

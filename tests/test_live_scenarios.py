@@ -39,7 +39,9 @@ def test_every_request_is_served_to_its_end_whoever_decides(engine, scenario):
         assert sum(one.engine_s for one in run.requests) == pytest.approx(run.busy_s)
         assert all(one.arrival_s < one.first_token_s <= one.finish_s for one in run.requests)
         assert run.steps["num_tokens"].sum() == run.num_tokens
-        assert run.steps["num_running_reqs"].max() <= (scenario.max_concurrency or scenario.num_requests)
+        assert run.steps["num_running_reqs"].max() <= (
+            scenario.max_concurrency or scenario.num_requests
+        )
     assert served[0] == served[1]
     assert run.num_drafts.keys() == {"ngram", "eagle3"}
 
