@@ -327,7 +327,7 @@ def _step_some(
         begin_interval(engines, e)
         draft(replay, engines, e, actions[e : e + 1])
         run(layout, replay, engines, e)
-        _advance(layout, replay, engines, mix, states, episode.concurrency, False, e)
+        advance(layout, replay, engines, mix, states, episode.concurrency, False, e)
         _settle_outcome(engines, reference_step_time_s, episode, outcome, e)
         _count_acceptance(engines, acceptance, e)
         outcome.terminated = episode.work_left <= 0
@@ -360,11 +360,11 @@ def _begin(
     episode.work_left = work_tokens_per_req * episode.concurrency
     abort_all(replay, engines, e)
     begin_interval(engines, e)
-    _advance(layout, replay, engines, mix, states, episode.concurrency, True, e)
+    advance(layout, replay, engines, mix, states, episode.concurrency, True, e)
 
 
 @_compiled
-def _advance(
+def advance(
     layout: Layout,
     replay: Replay,
     engines: Engines,

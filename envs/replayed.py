@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from policy.contract import Contract
@@ -14,6 +14,7 @@ from .draft_env import DraftEnv, EpisodeConfig
 from .draft_vec_env import DraftVecEnv
 from .live import REPOSITORY, DraftersConfig, ModelConfig
 from .prompts.prompt import Split
+from .request_vec_env import RequestVecEnv
 from .reward import RewardConfig
 from .simulator_state import TraceEngineConfig
 from .trace_engine import TraceEngine
@@ -32,7 +33,9 @@ class TraceConfig:
         files: Trace files that `scripts/collect.py` or `scripts/import_traces.py` wrote.
         cost_model: JSON file with the step times, as collected beside the traces.
         kinds: Weight of each recorded kind; null takes all equally.
-        num_envs: Engines that are stepped at once.
+        num_envs: Engines that are stepped at once, where decisions are made for the batch.
+        seats_per_load: Requests in flight over the engines of each load, at least, where every
+            request decides for itself.
         num_threads: Threads that step them; null takes one per processor.
         num_kv_blocks: KV-cache blocks of the engine that the traces stand for.
         prompts_are_cached: Whether prompts lie in the prefix cache, as they soon do in training.
@@ -43,6 +46,7 @@ class TraceConfig:
     cost_model: str = f"{DEFAULT_TRACE}.json"
     kinds: Mapping[str, float] | None = None
     num_envs: int = 64
+    seats_per_load: int = 128
     num_threads: int | None = None
     num_kv_blocks: int = 1400
     prompts_are_cached: bool = True
@@ -51,7 +55,7 @@ class TraceConfig:
     def __post_init__(self) -> None:
         if not self.files:
             raise ConfigError("trace.files is empty; name at least one trace file.")
-        for name in ("num_envs", "num_kv_blocks"):
+        for name in ("num_envs", "seats_per_load", "num_kv_blocks"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"trace.{name} is {getattr(self, name)}; make it 1 or more.")
         if self.num_threads is not None and self.num_threads < 1:
@@ -146,6 +150,20 @@ class Replayed:
             self.engine,
             episode,
             num_envs,
+            seed,
+            num_threads,
+        )
+
+    def request_vec_env(
+        self, seats_per_load: int, num_threads: int | None = None, seed: int = 0
+    ) -> RequestVecEnv:
+        """The requests of many engines as one vectorised environment."""
+        return RequestVecEnv(
+            self.workload,
+            self.cost_model,
+            replace(self.contract, granularity="request"),
+            self.engine,
+            seats_per_load,
             seed,
             num_threads,
         )

@@ -98,8 +98,7 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
         actions: Drafter index and draft length, int64 `[1, 2]` or `[rows, 2]`.
     """
     counters, requests = engines.counters[e], engines.requests[e]
-    recorded, offers = replay.recorded, replay.offers
-    max_lengths, is_model = replay.max_lengths, replay.is_model
+    recorded, offers, is_model = replay.recorded, replay.offers, replay.is_model
     row = longest = num_model_rows = num_pending = num_groups = room = 0
     for i in range(counters.num_reqs):
         request = requests[i]
@@ -110,17 +109,12 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
         row += 1
         drafter = actions[at, 0]
         source = recorded[request.trace]
-        length = min(
-            actions[at, 1],
-            max_lengths[drafter],
-            request.max_tokens - request.num_emitted - 1,
-            replay.max_model_len - 1 - source.num_prompt - request.num_emitted,
-        )
+        length = wanted_length(replay, request, drafter, actions[at, 1])
         if length <= 0:
             continue
         if is_model[drafter]:
             longest = max(longest, length)
-            if not request.is_fresh or request.num_pending == 0:
+            if not can_read(request):
                 continue
             if request.num_pending > room:
                 num_groups += 1
@@ -138,6 +132,24 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
         counters.draft_passes += num_groups * longest
         counters.draft_pass_tokens += num_pending + (longest - 1) * num_model_rows
     _read_overdue(replay, engines, e)
+
+
+@_compiled
+def wanted_length(replay: Replay, request: Any, drafter: int, length: int) -> int:
+    """The longest draft of use to a request, at most the length asked for."""
+    source = replay.recorded[request.trace]
+    return min(
+        length,
+        replay.max_lengths[drafter],
+        request.max_tokens - request.num_emitted - 1,
+        replay.max_model_len - 1 - source.num_prompt - request.num_emitted,
+    )
+
+
+@_compiled
+def can_read(request: Any) -> bool:
+    """Whether the model drafter can draft for a request at once."""
+    return request.is_fresh and request.num_pending > 0
 
 
 @_compiled
@@ -335,8 +347,10 @@ def _charge(replay: Replay, engines: Engines, e: int) -> None:
 @_compiled
 def _observe(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
     num_rows = engines.counters[e].num_rows
-    first_slot = e * engines.slot_is_used.shape[1] if replay.per_request else e
-    slots = engines.row_slot[e, : num_rows if replay.per_request else 1] + first_slot
+    slots = np.empty(1 + num_rows if replay.per_request else 1, np.int64)
+    slots[0] = first_history_slot(replay, engines, e)
+    for index in range(1, len(slots)):
+        slots[index] = slots[0] + 1 + engines.row_slot[e, index - 1]
     table = engines.table
     observe(
         layout,
@@ -370,13 +384,19 @@ def _remove_ended(replay: Replay, engines: Engines, e: int) -> None:
 
 
 @_compiled
+def first_history_slot(replay: Replay, engines: Engines, e: int) -> int:
+    """The engine's first slot of the history, the batch's; its requests' follow."""
+    return e * (1 + engines.slot_is_used.shape[1]) if replay.per_request else e
+
+
+@_compiled
 def _free_history(replay: Replay, engines: Engines, e: int, i: int) -> None:
     """Forget a request, where the observation remembers requests."""
     if not replay.per_request:
         return
     slot = engines.requests[e, i].history_slot
     engines.slot_is_used[e, slot] = False
-    slot += e * engines.slot_is_used.shape[1]
+    slot += first_history_slot(replay, engines, e) + 1
     for drafter in range(engines.history.steps_since.shape[1]):
         engines.history.steps_since[slot, drafter] = NEVER
         for sample in range(engines.history.total.shape[2]):

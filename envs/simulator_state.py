@@ -172,7 +172,7 @@ class Engines(NamedTuple):
         table: The last step's rows, with the engine as first axis.
         row_entry: Entry of each row among the requests, int32 `[engines, entries]`.
         row_slot: History slot of each row, int64 `[engines, entries]`.
-        history: With the slots of all engines, one after the other.
+        history: The slots of all engines, one after the other; the batch's before the requests'.
         observation: float32 `[engines, observation rows, fields]`.
     """
 
@@ -261,7 +261,7 @@ def make_engines(contract: Contract, config: TraceEngineConfig, num_engines: int
     num_rows = config.max_num_seqs
     entries = num_engines, 2 * num_rows  # what ended in a step is there beside its successors
     per_request = contract.granularity == "request"
-    num_slots = entries[1] if per_request else 1
+    num_slots = 1 + entries[1] if per_request else 1
     observation_rows = num_rows if per_request else 1
     return Engines(
         counters=np.zeros(num_engines, ENGINE),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -182,6 +182,22 @@ def _last_action_fields(drafters: Sequence[str], max_length: int) -> list[Field]
     ]
 
 
+_BATCH_ONLY = (
+    "num_running_reqs_log2",
+    "num_waiting_reqs_log2",
+    "kv_cache_usage",
+    "num_prefill_tokens_log2",
+)
+"""Fields that say nothing of a single request."""
+
+
+def _of_request(field: Field) -> Field:
+    """The same field told of the row's own request alone."""
+    return replace(
+        field, name=f"request_{field.name}", meaning=f"Of this request alone. {field.meaning}"
+    )
+
+
 @dataclass(frozen=True)
 class Contract:
     """Ordered observation fields and the action table of one set of drafters.
@@ -189,7 +205,8 @@ class Contract:
     Attributes:
         drafters: Names by action index; index 0 is always `none`.
         max_lengths: Largest number of draft tokens per drafter; 0 for `none`.
-        granularity: `batch` for one row per engine step, `request` for one row per request.
+        granularity: `batch` for one row per engine step, `request` for one row per request: what
+            is observed of the batch, the same in every row, and then of the request alone.
 
     Raises:
         ContractError: If the drafters or lengths are not ones the engine hook can serve.
@@ -244,6 +261,8 @@ class Contract:
         for drafter, length in zip(self.drafters[1:], self.max_lengths[1:], strict=True):
             fields += _drafter_fields(drafter, length)
         fields += _last_action_fields(self.drafters, self.max_num_speculative_tokens)
+        if self.granularity == "request":
+            fields += [_of_request(field) for field in fields if field.name not in _BATCH_ONLY]
         return tuple(fields)
 
     @property
@@ -265,6 +284,16 @@ class Contract:
     def action_nvec(self) -> tuple[int, int]:
         """Sizes of the MultiDiscrete action `(drafter, num_speculative_tokens)`."""
         return len(self.drafters), 1 + self.max_num_speculative_tokens
+
+    @cached_property
+    def action_table(self) -> np.ndarray:
+        """All canonical actions, `(0, 0)` first, int64 `[actions, 2]`."""
+        pairs = [
+            (drafter, length)
+            for drafter, longest in enumerate(self.max_lengths)
+            for length in range(1, 1 + longest)
+        ]
+        return np.array([(0, 0), *pairs], np.int64)
 
     def canonical_action(self, action: Sequence[int]) -> tuple[int, int]:
         """The one valid pair that `action` stands for: the length fits its drafter.

@@ -22,6 +22,11 @@ NEVER = 1024
 _PRIOR_RATE = 0.5
 """Acceptance assumed, with the weight of one draft, before anything was verified."""
 
+_CONTEXT, _TEMPERATURE, _FIRST_DRAFTER = 3, 5, 6
+"""Fields of the load that a request has of its own, and the first field behind the load."""
+_NUM_BATCH_ONLY = 4
+"""The other fields of the load."""
+
 _LENGTH = NUM_ACCEPTANCE_POSITIONS
 """Samples of a drafter: acceptance by position, acceptance length, and two of its own kind."""
 _NUM_SAMPLES = _LENGTH + 3
@@ -156,16 +161,27 @@ def observe(
     Args:
         layout: Of the contract.
         history: Changed in place.
-        slots: History slot of each observation row, int64 `[1]` for the batch or `[rows]`.
+        slots: History slot of the batch and, at request granularity, of each row behind it,
+            int64 `[1]` or `[1 + rows]`.
         load: Running and waiting requests, KV-cache usage, prefill tokens, float32 `[4]`.
         table: The step's rows, of which the first `num_rows` count.
         num_rows: Rows of the step.
-        out: Observation rows, float32 `[slots, fields]`.
+        out: Observation rows, float32 `[1, fields]` or `[rows, fields]`.
     """
-    is_batch = len(slots) == 1
-    for index in range(len(slots)):
-        first, last = (0, num_rows) if is_batch else (index, index + 1)
-        _observe_group(layout, history, slots[index], load, table, first, last, out[index])
+    num_fields = out.shape[1]
+    if len(slots) > 1:  # see `Contract.fields`: the batch's, then but four of them again
+        num_fields = (num_fields + _NUM_BATCH_ONLY) // 2
+    batch = out[0, :num_fields]
+    _observe_group(layout, history, slots[0], load, table, 0, num_rows, batch)
+    if len(slots) == 1:
+        return
+    own = np.empty(num_fields, np.float32)
+    for row in range(num_rows):
+        _observe_group(layout, history, slots[1 + row], load, table, row, row + 1, own)
+        out[row, :num_fields] = batch
+        out[row, num_fields] = own[_CONTEXT]
+        out[row, num_fields + 1] = own[_TEMPERATURE]
+        out[row, num_fields + 2 :] = own[_FIRST_DRAFTER:]
 
 
 @njit(nogil=True, error_model="numpy")
@@ -201,11 +217,11 @@ def _observe_group(
         out[field + rows[row].drafter] += 1
     for index in range(num_drafters + 1):
         out[field + index] /= count
-    out[3] = num_context / count
-    out[5] = temperature / count
+    out[_CONTEXT] = num_context / count
+    out[_TEMPERATURE] = temperature / count
     out[-2] = num_draft_tokens / count
     out[-1] = num_emitted_tokens / count
-    field = 6
+    field = _FIRST_DRAFTER
     for index in range(num_drafters):
         told = table.told[index]
         total, weight = history.total[slot, index], history.weight[slot, index]

@@ -1,4 +1,4 @@
-"""The exported network: bounds in, normalisation, a small MLP, and the chosen action out."""
+"""The exported network: bounds in, normalisation, a small MLP, and the likeliest action out."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -30,37 +30,36 @@ class PolicyModule(nn.Module):
         low: Lower field bounds, float32 `[fields]`.
         high: Upper field bounds, float32 `[fields]`.
         layers: Widths of the hidden layers.
-        action_nvec: Sizes of the two action components.
+        action_table: The actions to choose from, int64 `[actions, 2]`.
     """
 
     # Types rather than their names: TorchScript reads them.
     low: torch.Tensor
     high: torch.Tensor
+    action_table: torch.Tensor
 
     def __init__(
         self,
         low: torch.Tensor,
         high: torch.Tensor,
         layers: Sequence[int],
-        action_nvec: tuple[int, int],
+        action_table: torch.Tensor,
     ) -> None:
         super().__init__()
         self.register_buffer("low", low.clone())
         self.register_buffer("high", high.clone())
-        self.num_drafters = int(action_nvec[0])
+        self.register_buffer("action_table", action_table.clone())
         widths = [len(low), *layers]
         hidden: list[nn.Module] = []
         for inputs, outputs in pairwise(widths):
             hidden += [nn.Linear(inputs, outputs), nn.Tanh()]
         self.hidden = nn.Sequential(*hidden)
-        self.action = nn.Linear(widths[-1], sum(action_nvec))
+        self.action = nn.Linear(widths[-1], len(action_table))
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         """Choose an action for every row."""
         logits = self.action(self.hidden(normalise(observation, self.low, self.high)))
-        drafter = logits[:, : self.num_drafters].argmax(dim=1)
-        length = logits[:, self.num_drafters :].argmax(dim=1)
-        return torch.stack((drafter, length), dim=1)
+        return self.action_table[logits.argmax(dim=1)]
 
     @classmethod
     def from_weights(cls, weights: Mapping[str, torch.Tensor], contract: Contract) -> Self:
@@ -71,17 +70,21 @@ class PolicyModule(nn.Module):
             contract: The contract stored beside them.
 
         Raises:
-            ContractError: If the weights normalise by other bounds than the contract's.
+            ContractError: If the weights normalise by other bounds than the contract's, or choose
+                from other actions.
         """
         low, high = torch.from_numpy(contract.low), torch.from_numpy(contract.high)
+        action_table = torch.from_numpy(contract.action_table)
         if not torch.equal(weights["low"], low) or not torch.equal(weights["high"], high):
             raise ContractError("The weights normalise by other bounds than the contract's.")
+        if not torch.equal(weights["action_table"], action_table):
+            raise ContractError("The weights choose from other actions than the contract's.")
         biases = {
             int(name.split(".")[1]): bias
             for name, bias in weights.items()
             if name.startswith("hidden.") and name.endswith(".bias")
         }
         widths = [len(biases[position]) for position in sorted(biases)]
-        module = cls(low, high, widths, contract.action_nvec)
+        module = cls(low, high, widths, action_table)
         module.load_state_dict(dict(weights))
         return module.eval()

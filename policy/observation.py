@@ -58,8 +58,8 @@ class ObservationBuilder:
     def reset(self) -> None:
         """Forget everything."""
         self._slots: dict[str, int] = {}
-        self._free_slots = [0]
-        self._history = History.of(self.contract, num_slots=1)
+        self._free_slots: list[int] = []
+        self._history = History.of(self.contract, num_slots=1)  # the batch's comes first
 
     def update(self, record: StepRecord) -> np.ndarray:
         """Take in one step and return the observation at the decision point after it.
@@ -79,7 +79,8 @@ class ObservationBuilder:
             record.kv_cache_usage,
             record.num_prefill_tokens,
         )
-        rows = np.empty((len(slots), len(self.contract.fields)), np.float32)
+        num_rows = record.num_rows if self._per_request else 1
+        rows = np.empty((num_rows, len(self.contract.fields)), np.float32)
         observe(
             self._layout,
             self._history,
@@ -104,7 +105,7 @@ class ObservationBuilder:
         observe(
             self._layout,
             History.of(self.contract, num_slots=1),
-            np.zeros(1, np.int64),
+            np.zeros(2 if self._per_request else 1, np.int64),
             self._load,
             RowTable.empty(self.contract, 1),
             1,
@@ -112,7 +113,7 @@ class ObservationBuilder:
         )
 
     def _slots_of(self, record: StepRecord) -> np.ndarray:
-        """The history slot of each observation row: one for the batch, or one per request."""
+        """The history slot of the batch and, at request granularity, of each request."""
         if not self._per_request:
             return np.zeros(1, np.int64)
         for req_id in record.req_ids:
@@ -122,7 +123,7 @@ class ObservationBuilder:
                     self._free_slots += range(num_slots, 2 * num_slots)
                     self._history = self._history.doubled()
                 self._slots[req_id] = self._free_slots.pop()
-        return np.array([self._slots[req_id] for req_id in record.req_ids], np.int64)
+        return np.array([0, *(self._slots[req_id] for req_id in record.req_ids)], np.int64)
 
 
 def _row_table(contract: Contract, record: StepRecord) -> RowTable:

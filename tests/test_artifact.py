@@ -25,7 +25,8 @@ PROVENANCE = {"seed": 3, "steps": 1000, "target_model": "smollm2"}
 def make_module(contract=CONTRACT, layers=(16, 16), seed=0):
     torch.manual_seed(seed)
     low, high = torch.from_numpy(contract.low), torch.from_numpy(contract.high)
-    module = PolicyModule(low, high, layers, contract.action_nvec)
+    table = torch.from_numpy(contract.action_table)
+    module = PolicyModule(low, high, layers, table)
     with torch.no_grad():
         module.action.weight.mul_(5)  # decisions that vary
     return module
@@ -47,8 +48,10 @@ def decide_in_numpy(module, observations, contract=CONTRACT):
         name = next(name for name, one in module.named_modules() if one is layer)
         values = np.tanh(values @ state[f"{name}.weight"].T + state[f"{name}.bias"])
     logits = values @ state["action.weight"].T + state["action.bias"]
-    split = len(contract.drafters)
-    return np.stack([logits[:, :split].argmax(1), logits[:, split:].argmax(1)], axis=1)
+    pairs = [(0, 0)]
+    for drafter, longest in enumerate(contract.max_lengths):
+        pairs += [(drafter, 1 + shorter) for shorter in range(longest)]
+    return np.array([pairs[choice] for choice in logits.argmax(1)])
 
 
 def decide(module, observations):

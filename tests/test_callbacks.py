@@ -11,10 +11,11 @@ from stable_baselines3.common.logger import KVWriter, Logger
 
 from policy.errors import EngineError
 from policy.training import train
-from policy.training.callbacks import ObservationRecorder, ThroughputCallback
+from policy.training.callbacks import ObservationRecorder
 from policy.training.checkpoint import find_checkpoint
 from policy.training.config import PpoConfig
 from policy.training.ppo import build_ppo, make_vec_env
+from policy.training.throughput import ThroughputCallback
 
 from .table_engine import CONTRACT, TableEngine, make_env
 from .table_engine import one_thread as one_thread
@@ -79,7 +80,7 @@ def learn(model, folder, total_timesteps=256, max_minutes=None, every=64):
 def logged_training(model, steps=64):
     memory, keeper = Memory(), InfoKeeper()
     model.set_logger(Logger(None, [memory]))
-    model.learn(steps, CallbackList([ThroughputCallback(CONTRACT.drafters, steps), keeper]))
+    model.learn(steps, CallbackList([ThroughputCallback(CONTRACT, steps), keeper]))
     return memory.dumps[-1], keeper.steps
 
 
@@ -98,14 +99,20 @@ def test_a_signal_stops_at_the_next_step_and_leaves_a_checkpoint(number, tmp_pat
 
 
 def test_a_second_signal_ends_a_step_that_does_not_return(tmp_path):
+    before = signal.getsignal(signal.SIGINT)  # a worker of pytest-xdist ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
     def hang():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("the second signal was ignored")
 
     model = make_learner(lambda: TroubledEngine(100, hang))
-    with pytest.raises(KeyboardInterrupt):
-        learn(model, tmp_path)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            learn(model, tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert find_checkpoint(tmp_path).state["num_timesteps"] == model.num_timesteps > 0
 
 

@@ -155,7 +155,8 @@ def test_the_fixed_rule_refuses_what_the_engine_does_not_have():
 def policy(tmp_path_factory):
     torch.manual_seed(0)
     low, high = torch.from_numpy(CONTRACT.low), torch.from_numpy(CONTRACT.high)
-    module = PolicyModule(low, high, (16,), CONTRACT.action_nvec).eval()
+    table = torch.from_numpy(CONTRACT.action_table)
+    module = PolicyModule(low, high, (16,), table).eval()
     return PolicyArtifact(module, CONTRACT, "0" * 64, tmp_path_factory.mktemp("p") / "policy.pt")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -32,13 +33,13 @@ def export(path: Path, contract: Contract = CONTRACT, action: tuple[int, int] | 
 
     torch.manual_seed(0)
     low, high = torch.from_numpy(contract.low), torch.from_numpy(contract.high)
-    module = PolicyModule(low, high, [16], contract.action_nvec)
+    table = torch.from_numpy(contract.action_table)
+    module = PolicyModule(low, high, [16], table)
     if action is not None:
         with torch.no_grad():
             module.action.weight.zero_()
             module.action.bias.zero_()
-            module.action.bias[action[0]] = 1
-            module.action.bias[contract.action_nvec[0] + action[1]] = 1
+            module.action.bias[contract.action_table.tolist().index(list(action))] = 1
 
     def reference(rows):
         with torch.inference_mode():
@@ -156,23 +157,37 @@ def test_the_server_takes_the_policy_from_the_environment(tmp_path):
     environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
     log = tmp_path / "server.log"
     with log.open("w") as file:
-        server = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        server = subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # so that its engine ends with it, whatever happens
+        )
         try:
             _wait_until_ready(server, port, log)
             body = {"model": "target", "prompt": "1 2 3 4 1 2 3 4 1 2 3", "max_tokens": 32}
             answer = _post(port, "/v1/completions", {**body, "temperature": 0})
             metrics = _get(port, "/metrics").splitlines()
         finally:
-            server.terminate()
-            server.wait(timeout=30)
+            _end(server)
     assert answer["usage"]["completion_tokens"] > 0
     counter = "vllm:spec_decode_num_draft_tokens_total"
     assert next(float(line.split()[-1]) for line in metrics if line.startswith(counter)) > 0
     assert "draftgym is in use: policy" in log.read_text()
 
 
+def _end(server):
+    server.terminate()
+    try:
+        server.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
 def _wait_until_ready(server, port, log):
-    for _ in range(180):
+    for _ in range(420):
         assert server.poll() is None, log.read_text()[-3000:]
         try:
             _get(port, "/health")

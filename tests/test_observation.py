@@ -94,15 +94,16 @@ def expected_row(contract, past, last_rows):
             ]
     row += [mean(now.drafter[last_rows] == index) for index in range(len(contract.drafters))]
     row += [mean(now.num_draft_tokens[last_rows]), mean(now.num_emitted_tokens[last_rows])]
-    bounds = zip(row, contract.low.tolist(), contract.high.tolist(), strict=True)
+    bounds = zip(row, contract.low.tolist(), contract.high.tolist(), strict=False)
     return [min(max(value, low), high) for value, low, high in bounds]
 
 
 def expected_observation(contract, history):
     now = history[-1]
+    whole = [(step, list(range(step.num_rows))) for step in history]
+    batch = expected_row(contract, whole, list(range(now.num_rows)))
     if contract.granularity == "batch":
-        past = [(step, list(range(step.num_rows))) for step in history]
-        return [expected_row(contract, past, list(range(now.num_rows)))]
+        return [batch]
     rows = []
     for row, req_id in enumerate(now.req_ids):
         past = []
@@ -111,7 +112,8 @@ def expected_observation(contract, history):
                 past = []
             if req_id in step.req_ids:
                 past.append((step, [step.req_ids.index(req_id)]))
-        rows.append(expected_row(contract, past, [row]))
+        own = expected_row(contract, past, [row])
+        rows.append([*batch, own[3], own[5], *own[6:]])  # the load but context and temperature
     return rows
 
 
@@ -229,7 +231,7 @@ def test_one_request_does_not_age_what_is_known_of_another():
         num_accepted_tokens=np.array([0, 8], np.int32),
     )
     builder = ObservationBuilder(contract)
-    column = contract.field_names.index("ngram_acceptance_rate_pos_1")
+    column = contract.field_names.index("request_ngram_acceptance_rate_pos_1")
     before = builder.update(used)[0, column]
     for _ in range(50):
         after = builder.update(only_b)[0, column]

@@ -7,7 +7,7 @@ import math
 import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tqdm import tqdm
 
@@ -16,9 +16,8 @@ from envs.replayed import Replayed
 from envs.scenario import Arrivals
 from envs.served import Served
 from envs.trace_engine import TraceEngine
-from envs.trace_workload import TraceWorkload
 
-from ..contract import NONE
+from ..contract import NONE, Granularity
 from .benchmark_config import BenchmarkConfig
 from .bootstrap import Work, work_of
 from .contenders import Contender
@@ -172,14 +171,18 @@ def _read(config: BenchmarkConfig, split: Split) -> Replayed:
 
 
 @functools.cache
-def _engine(split: Split) -> tuple[TraceEngine, TraceWorkload]:
-    """This process's engine and requests of a split."""
+def _replayed(split: Split) -> Replayed:
+    """This process's requests of a split, and what they are replayed with."""
     assert _config is not None
-    replayed = _read(_config, split)
-    engine = TraceEngine(
-        replayed.workload.traces, replayed.cost_model, replayed.contract, replayed.engine
-    )
-    return engine, replayed.workload
+    return _read(_config, split)
+
+
+@functools.cache
+def _engine(split: Split, granularity: Granularity) -> TraceEngine:
+    """This process's engine that observes the batch, or each request."""
+    replayed = _replayed(split)
+    contract = replace(replayed.contract, granularity=granularity)
+    return TraceEngine(replayed.workload.traces, replayed.cost_model, contract, replayed.engine)
 
 
 def _serve(
@@ -187,11 +190,12 @@ def _serve(
 ) -> list[Served]:
     """One scenario and repeat, in a process of the pool, by every contender."""
     assert _config is not None
-    engine, workload = _engine(split)
+    workload = _replayed(split).workload
     scenario = _config.scenarios[scenario_name]
     seed = _config.seed + repeat + _TRAIN_SEED_OFFSET * (split == "train")
     served = []
     for contender in contenders:
         arrivals = Arrivals(scenario, workload.requests(seed, scenario.slots()), seed)
+        engine = _engine(split, contender.granularity)
         served.append(engine.serve(arrivals, contender.controller(engine.contract)))
     return served

@@ -1,11 +1,10 @@
-"""Callbacks: what a training logs, when it saves, and how it ends."""
+"""Callbacks: what a training keeps, when it saves, and how it ends."""
 
 from __future__ import annotations
 
 import math
 import signal
 import time
-from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -13,86 +12,8 @@ from typing import Any, cast
 import numpy as np
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
-from tqdm import tqdm
 
-from ..contract import NONE
 from .checkpoint import begin_episode, save_checkpoint
-
-
-class ThroughputCallback(BaseCallback):
-    """Logs tokens per second, speedup, acceptance and action shares, with a progress bar.
-
-    Args:
-        drafters: Names by action index.
-        total_timesteps: Env steps of the whole training, for the bar.
-    """
-
-    def __init__(self, drafters: tuple[str, ...], total_timesteps: int) -> None:
-        super().__init__()
-        self._drafters = drafters
-        self._total_timesteps = total_timesteps
-        self._bar: Any = None
-        self._forget()
-
-    def _on_training_start(self) -> None:
-        self._bar = tqdm(
-            total=self._total_timesteps, initial=self.num_timesteps, unit="step", desc="training"
-        )
-
-    def _on_step(self) -> bool:
-        for action, info in zip(self.locals["actions"], self.locals["infos"], strict=True):
-            if "engine_error" in info:
-                self._num_engine_failures += 1
-                continue
-            self._tokens += info["num_tokens"]
-            self._seconds += info["step_time_s"]
-            self._speedups.append((info["concurrency"], info["speedup"], info["charged_time_s"]))
-            drafter = self._drafters[action[0]] if action[1] else NONE
-            self._actions[drafter] += 1
-            for drafter, (drafted, accepted) in info["acceptance"].items():
-                self._drafted[drafter] += drafted
-                self._accepted[drafter] += accepted
-        self._bar.update(self.num_timesteps - self._bar.n)
-        return True
-
-    def _on_rollout_end(self) -> None:
-        if not self._speedups:
-            return
-        loads, speedups, seconds = (
-            np.array(column) for column in zip(*self._speedups, strict=True)
-        )
-        speedup = float(np.average(speedups, weights=seconds))
-        tok_per_s = self._tokens / self._seconds
-        self.logger.record("throughput/tok_per_s", tok_per_s)
-        self.logger.record("throughput/speedup_over_none", speedup)
-        for load in np.unique(loads):
-            here = loads == load
-            self.logger.record(
-                f"throughput/speedup_at_{load}",
-                float(np.average(speedups[here], weights=seconds[here])),
-            )
-        num_actions = sum(self._actions.values())
-        for drafter in self._drafters:
-            self.logger.record(f"actions/share_{drafter}", self._actions[drafter] / num_actions)
-            if self._drafted[drafter]:
-                self.logger.record(
-                    f"acceptance/{drafter}", self._accepted[drafter] / self._drafted[drafter]
-                )
-        self.logger.record("engine/failures", self._num_engine_failures)
-        self._bar.set_postfix_str(f"{tok_per_s:.0f} tok/s, {speedup:.2f}x no speculation")
-        self._forget()
-
-    def _on_training_end(self) -> None:
-        self._bar.close()
-
-    def _forget(self) -> None:
-        self._tokens = 0
-        self._seconds = 0.0
-        self._speedups: list[tuple[int, float, float]] = []
-        self._actions: Counter[str] = Counter()
-        self._drafted: Counter[str] = Counter()
-        self._accepted: Counter[str] = Counter()
-        self._num_engine_failures = 0
 
 
 class ObservationRecorder(BaseCallback):

@@ -15,11 +15,8 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.save_util import load_from_zip_file
 
-from envs.draft_env import DraftEnv
-from envs.draft_vec_env import DraftVecEnv
-
 from ..errors import ConfigError
-from .ppo import unwrapped
+from .ppo import Environment, unwrapped
 
 _MODEL_FILE = "model.zip"
 _STATE_FILE = "state.json"
@@ -192,7 +189,7 @@ def _one_line(error: Exception | str) -> str:
     return " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
 
 
-def _env_of(model: PPO) -> DraftEnv | DraftVecEnv:
+def _env_of(model: PPO) -> Environment:
     vec_env = model.get_env()
     assert vec_env is not None
     return unwrapped(vec_env)

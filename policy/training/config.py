@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from envs.draft_env import EpisodeConfig
 from envs.live import DraftersConfig, ModelConfig
 from envs.replayed import TraceConfig
+from envs.request_vec_env import engine_loads
 from envs.reward import RewardConfig
 from envs.workload import WorkloadConfig
 
+from ..contract import Granularity
 from ..errors import ConfigError
 
 
@@ -21,14 +24,32 @@ class EnvConfig(EpisodeConfig):
 
     Attributes:
         trace: What is replayed; null steps live vLLM.
+        granularity: `batch` decides once for all requests of a step, `request` for each of them;
+            the latter is trained on traces.
     """
 
     trace: TraceConfig | None = None
+    granularity: Granularity = "batch"
 
-    @property
-    def num_envs(self) -> int:
-        """Engines that are stepped at once; live vLLM is one."""
-        return 1 if self.trace is None else self.trace.num_envs
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.granularity == "request" and self.trace is None:
+            raise ConfigError(
+                "Decisions for each request are trained on traces; add env=trace or make "
+                "env.granularity 'batch'."
+            )
+
+    def num_envs(self, loads: Sequence[int]) -> int:
+        """Environments that PPO steps at once; live vLLM is one.
+
+        Args:
+            loads: Of the workload.
+        """
+        if self.trace is None:
+            return 1
+        if self.granularity == "request":
+            return sum(engine_loads(loads, self.trace.seats_per_load))
+        return self.trace.num_envs
 
 
 @dataclass(frozen=True)
@@ -201,11 +222,12 @@ class TrainConfig:
     output_dir: str = "outputs"
 
     def __post_init__(self) -> None:
-        rollout = self.ppo.n_steps * self.env.num_envs
+        num_envs = self.env.num_envs(self.workload.concurrency)
+        rollout = self.ppo.n_steps * num_envs
         if rollout % self.ppo.batch_size:
             raise ConfigError(
                 f"A rollout of {rollout} steps (ppo.n_steps {self.ppo.n_steps} in "
-                f"{self.env.num_envs} engines) is not a multiple of ppo.batch_size "
+                f"{num_envs} environments) is not a multiple of ppo.batch_size "
                 f"{self.ppo.batch_size}; change one of them."
             )
         if self.resume and self.start_from:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..artifact import load_policy
 from ..baselines.build import build_baseline
-from ..contract import NONE, Contract
+from ..contract import NONE, Contract, Granularity
 from ..controllers import (
     Controller,
     PolicyController,
@@ -57,6 +57,18 @@ class Contender:
     def is_plain(self) -> bool:
         """Whether it needs an engine without a drafting policy."""
         return self.section == json.dumps(PLAIN)
+
+    @property
+    def granularity(self) -> Granularity:
+        """Whether it decides for the batch, on whose observation, or for each request on its own.
+
+        Raises:
+            ArtifactError: If it is a policy that cannot be used.
+        """
+        section = json.loads(self.section)
+        if "path" in section:
+            return load_policy(Path(section["path"])).contract.granularity
+        return section.get("granularity", "batch")  # type: ignore[no-any-return]
 
     def controller(self, contract: Contract) -> Controller:
         """What decides, on an engine of this contract.

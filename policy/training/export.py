@@ -44,8 +44,8 @@ def export_policy(
         with torch.inference_mode():
             features = actor_critic.pi_features_extractor(torch.from_numpy(rows))
             latent = actor_critic.mlp_extractor.forward_actor(features)
-            logits = actor_critic.action_net(latent).split(contract.action_nvec, dim=1)
-        return np.stack([component.argmax(dim=1).numpy() for component in logits], axis=1)
+            likeliest = actor_critic.action_net(latent).argmax(dim=1).numpy()
+        return contract.action_table[likeliest]
 
     return save_policy(
         to_module(model, contract),

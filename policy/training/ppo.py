@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any, cast
 
 import gymnasium
+import numpy as np
 import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 from torch import nn
 
 from envs.draft_env import DraftEnv
 from envs.draft_vec_env import DraftVecEnv
+from envs.request_vec_env import RequestVecEnv
 
 from ..contract import Contract
 from ..module import PolicyModule, normalise
@@ -40,14 +43,47 @@ class ContractNormaliser(BaseFeaturesExtractor):
         return normalise(observation, self.low, self.high)
 
 
+class ActionTable(VecEnvWrapper):
+    """Lets PPO choose among the contract's canonical actions, by their number.
+
+    A pair of independent choices could not prefer long n-gram drafts and short ones of a model at
+    once, and would spend its exploration on pairs that mean the same.
+
+    Args:
+        venv: Environments whose actions are `(drafter, num_speculative_tokens)`.
+    """
+
+    def __init__(self, venv: VecEnv) -> None:
+        self.table = unwrapped(venv).contract.action_table
+        super().__init__(venv, action_space=gymnasium.spaces.Discrete(len(self.table)))
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Take the numbers of the actions, int `[num_envs]`."""
+        self.venv.step_async(self.table[actions])
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """What the environments return."""
+        return self.venv.step_wait()
+
+    def reset(self) -> VecEnvObs:
+        """The environments' first observations."""
+        return self.venv.reset()
+
+
+Environment = DraftEnv | DraftVecEnv | RequestVecEnv
+"""What PPO steps: one live engine, many replayed ones, or all their requests."""
+
+
 def make_vec_env(env: DraftEnv) -> DummyVecEnv:
     """One environment as stable-baselines3 wants it, with episode returns recorded."""
     return DummyVecEnv([lambda: Monitor(env)])
 
 
-def unwrapped(vec_env: VecEnv) -> DraftEnv | DraftVecEnv:
-    """Our environment inside what PPO steps: one live engine, or many replayed ones."""
-    if isinstance(vec_env, DraftVecEnv):
+def unwrapped(vec_env: VecEnv) -> Environment:
+    """Our environment inside what PPO steps."""
+    if isinstance(vec_env, VecEnvWrapper):
+        return unwrapped(vec_env.venv)
+    if isinstance(vec_env, DraftVecEnv | RequestVecEnv):
         return vec_env
     return cast(DraftEnv, cast(DummyVecEnv, vec_env).envs[0].unwrapped)
 
@@ -56,13 +92,14 @@ def build_ppo(vec_env: VecEnv, config: PpoConfig, seed: int) -> PPO:
     """A new, untrained PPO.
 
     Args:
-        vec_env: Environments with the contract's spaces.
+        vec_env: Environments with the contract's spaces; PPO sees them as an `ActionTable`.
         config: PPO's settings.
         seed: Seeds the networks, the action sampling and the environments.
     """
+    choices = ActionTable(vec_env)
     model = PPO(
         "MlpPolicy",
-        vec_env,
+        choices,
         learning_rate=config.learning_rate,
         n_steps=config.n_steps,
         batch_size=config.batch_size,
@@ -77,9 +114,8 @@ def build_ppo(vec_env: VecEnv, config: PpoConfig, seed: int) -> PPO:
         seed=seed,
         device="cpu",
     )
-    num_lengths = int(vec_env.action_space.nvec[1])  # type: ignore[attr-defined]
-    bias = cast(nn.Linear, model.policy.action_net).bias.data
-    bias[-num_lengths:] -= config.length_prior * torch.arange(num_lengths)
+    lengths = torch.from_numpy(choices.table[:, 1])
+    cast(nn.Linear, model.policy.action_net).bias.data -= config.length_prior * lengths
     return model
 
 
@@ -106,7 +142,7 @@ def to_module(model: PPO, contract: Contract) -> PolicyModule:
         torch.from_numpy(contract.low),
         torch.from_numpy(contract.high),
         [layer.out_features for layer in linears],
-        contract.action_nvec,
+        torch.from_numpy(contract.action_table),
     )
     module.hidden.load_state_dict(actor.state_dict())
     module.action.load_state_dict(model.policy.action_net.state_dict())

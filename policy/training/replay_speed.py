@@ -19,9 +19,10 @@ from envs.trace_workload import TraceWorkload
 from envs.traces import read_traces
 from policy.cost_model import read_cost_model
 
-from .callbacks import ObservationRecorder, ThroughputCallback
+from .callbacks import ObservationRecorder
 from .config import PpoConfig
 from .ppo import build_ppo
+from .throughput import ThroughputCallback
 
 _SECONDS_PER_REPEAT = 1.0
 _PPO_LOADS = (1, 1, 1, 4, 4, 16, 32)
@@ -107,10 +108,11 @@ def _learning_speeds(vec_env: DraftVecEnv, num_repeats: int) -> list[float]:
     model = build_ppo(vec_env, config, seed=0)
     model.set_logger(Logger(None, []))
     num_steps = 8 * config.n_steps * vec_env.num_envs
-    drafters = vec_env.contract.drafters
 
     def learn() -> None:
-        callbacks = CallbackList([ThroughputCallback(drafters, num_steps), ObservationRecorder()])
+        callbacks = CallbackList(
+            [ThroughputCallback(vec_env.contract, num_steps), ObservationRecorder()]
+        )
         model.learn(num_steps, callbacks)
 
     learn()

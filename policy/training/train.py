@@ -11,15 +11,14 @@ from pathlib import Path
 
 import numpy as np
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import CallbackList
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.vec_env import VecEnv
 
-from envs.draft_env import DraftEnv
-from envs.draft_vec_env import DraftVecEnv
 from envs.live import make_live_env
 from envs.replayed import Replayed
+from envs.request_vec_env import RequestVecEnv
 
-from .callbacks import CheckpointCallback, ObservationRecorder, StopCallback, ThroughputCallback
+from .callbacks import CheckpointCallback, ObservationRecorder, StopCallback
 from .checkpoint import Checkpoint, find_checkpoint, restore, start_from
 from .comparison import best_settings, compare, compare_settings
 from .config import PretrainConfig, Resolved, TrainConfig
@@ -27,8 +26,9 @@ from .evaluate import Evaluation, evaluate
 from .export import export_policy
 from .hardware import describe_hardware
 from .measurement import count_actions
-from .ppo import build_ppo, make_vec_env, unwrapped
+from .ppo import Environment, build_ppo, make_vec_env, unwrapped
 from .report import format_table, write_report
+from .throughput import RequestThroughputCallback, ThroughputCallback
 from .tracking import Tracking
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def _train_and_export(
 
 
 def _make_vec_env(config: TrainConfig) -> VecEnv:
-    """Live vLLM, or many engines on traces."""
+    """Live vLLM, or on traces many engines or all their requests."""
     if config.env.trace is None:
         return make_vec_env(
             make_live_env(
@@ -137,6 +137,8 @@ def _make_vec_env(config: TrainConfig) -> VecEnv:
         )
     trace = config.env.trace
     replayed = Replayed.read(trace, config.model, config.drafters, config.workload)
+    if config.env.granularity == "request":
+        return replayed.request_vec_env(trace.seats_per_load, trace.num_threads, config.seed)
     return replayed.vec_env(config.env, trace.num_envs, trace.num_threads, config.seed)
 
 
@@ -150,14 +152,11 @@ def _learn(
     tracking: Tracking,
 ) -> bool:
     """Learn to the end, or to a signal; whatever ends it, a checkpoint remains."""
-    drafters = unwrapped(vec_env).contract.drafters
     run_state = {"run_id": tracking.run_id, "config": resolved}
     saver = CheckpointCallback(folder / "checkpoints", config.checkpoint_every, run_state)
     stopper = StopCallback(config.ppo.max_minutes)
     steps_left = config.ppo.total_timesteps - model.num_timesteps
-    callbacks = CallbackList(
-        [ThroughputCallback(drafters, config.ppo.total_timesteps), recorder, saver, stopper]
-    )
+    callbacks = CallbackList([_throughput_callback(config, vec_env), recorder, saver, stopper])
     try:
         model.learn(max(0, steps_left), callbacks, log_interval=1, reset_num_timesteps=False)
     finally:
@@ -167,9 +166,16 @@ def _learn(
     return stopper.interrupted
 
 
+def _throughput_callback(config: TrainConfig, vec_env: VecEnv) -> BaseCallback:
+    env = unwrapped(vec_env)
+    if isinstance(env, RequestVecEnv):
+        return RequestThroughputCallback(env, config.ppo.total_timesteps)
+    return ThroughputCallback(env.contract, config.ppo.total_timesteps)
+
+
 def _export(
     model: PPO,
-    env: DraftEnv | DraftVecEnv,
+    env: Environment,
     path: Path,
     observations: np.ndarray,
     resolved: Resolved,
@@ -183,7 +189,7 @@ def _export(
     export_policy(model, env.contract, path, observations=observations, provenance=provenance)
 
 
-def _probes(env: DraftEnv | DraftVecEnv) -> np.ndarray:
+def _probes(env: Environment) -> np.ndarray:
     """Observations between the bounds, to compare an untrained network on."""
     generator = np.random.default_rng(0)
     low, high = env.contract.low, env.contract.high
