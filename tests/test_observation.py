@@ -251,15 +251,18 @@ def test_a_request_that_ended_is_forgotten_and_its_place_used_again():
         sizes.append(held_bytes(builder))
     assert sizes[-1] == sizes[2], "1,000 requests ended and something of them is still kept"
     again = random_step(rng, ["0-0"], finished | {"0-0"})
-    np.testing.assert_array_equal(builder.update(again), ObservationBuilder(contract).update(again))
+    own = [name.startswith("request_") for name in contract.field_names]
+    first = ObservationBuilder(contract).update(again)
+    np.testing.assert_array_equal(builder.update(again)[:, own], first[:, own])
 
 
 def test_requests_can_be_forgotten_between_steps():
     contract = Contract(DRAFTERS, LENGTHS, "request")
     rng = np.random.default_rng(0)
     step = random_step(rng, ["a"])
+    own = [name.startswith("request_") for name in contract.field_names]
     builder = ObservationBuilder(contract)
-    first = builder.update(step)
-    assert not np.array_equal(builder.update(step), first)
+    first = builder.update(step)[:, own]
+    assert not np.array_equal(builder.update(step)[:, own], first)
     builder.forget(["a", "never seen"])
-    np.testing.assert_array_equal(builder.update(step), first)
+    np.testing.assert_array_equal(builder.update(step)[:, own], first)

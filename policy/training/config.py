@@ -16,6 +16,7 @@ from envs.workload import WorkloadConfig
 
 from ..contract import Granularity
 from ..errors import ConfigError
+from .imitation import ImitationConfig
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class PpoConfig:
         batch_size: Minibatch of an update.
         n_epochs: Passes over a rollout.
         learning_rate: Adam's.
+        final_learning_rate: It falls to this, linearly, over all env steps; null keeps it.
         gamma: Discount per env step.
         gae_lambda: Of generalised advantage estimation.
         clip_range: Of the policy ratio.
@@ -80,6 +82,7 @@ class PpoConfig:
     batch_size: int = 32
     n_epochs: int = 10
     learning_rate: float = 1e-3
+    final_learning_rate: float | None = None
     gamma: float = 0.9
     gae_lambda: float = 0.9
     length_prior: float = 0.35
@@ -99,6 +102,11 @@ class PpoConfig:
         for name in ("learning_rate", "clip_range", "max_grad_norm"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"ppo.{name} is {getattr(self, name)}; make it more than 0.")
+        if self.final_learning_rate is not None and self.final_learning_rate < 0:
+            raise ConfigError(
+                f"ppo.final_learning_rate is {self.final_learning_rate}; make it 0 or more, or "
+                "null to keep the rate."
+            )
         if self.max_minutes is not None and not self.max_minutes > 0:
             raise ConfigError(
                 f"ppo.max_minutes is {self.max_minutes}; make it more than 0, or null for no limit."
@@ -202,6 +210,7 @@ class TrainConfig:
         checkpoint_every: Env steps between checkpoints.
         resume: Folder of a checkpoint to go on from; null starts anew.
         start_from: Folder of a checkpoint whose weights a new training begins with.
+        imitate: A rule whose decisions the network learns first; null begins at random.
         pretrain: A training on other environments that comes first and gives the weights.
         output_dir: Folder of the run.
     """
@@ -218,6 +227,7 @@ class TrainConfig:
     checkpoint_every: int = 512
     resume: str | None = None
     start_from: str | None = None
+    imitate: ImitationConfig | None = None
     pretrain: PretrainConfig | None = None
     output_dir: str = "outputs"
 
@@ -232,6 +242,10 @@ class TrainConfig:
             )
         if self.resume and self.start_from:
             raise ConfigError("resume goes on with a run and start_from begins one; give one.")
+        if self.imitate is not None and self.env.trace is None:
+            raise ConfigError("A rule is imitated on traces; add env=trace or make imitate null.")
+        if self.imitate is not None and self.start_from:
+            raise ConfigError("imitate and start_from both give the first weights; keep one.")
         if self.checkpoint_every < 1:
             raise ConfigError(f"checkpoint_every is {self.checkpoint_every}; make it 1 or more.")
         if not 0 <= self.seed < 2**32:

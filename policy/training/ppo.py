@@ -10,6 +10,7 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 from torch import nn
@@ -100,7 +101,7 @@ def build_ppo(vec_env: VecEnv, config: PpoConfig, seed: int) -> PPO:
     model = PPO(
         "MlpPolicy",
         choices,
-        learning_rate=config.learning_rate,
+        learning_rate=_learning_rate(config),
         n_steps=config.n_steps,
         batch_size=config.batch_size,
         n_epochs=config.n_epochs,
@@ -117,6 +118,12 @@ def build_ppo(vec_env: VecEnv, config: PpoConfig, seed: int) -> PPO:
     lengths = torch.from_numpy(choices.table[:, 1])
     cast(nn.Linear, model.policy.action_net).bias.data -= config.length_prior * lengths
     return model
+
+
+def _learning_rate(config: PpoConfig) -> float | LinearSchedule:
+    if config.final_learning_rate is None:
+        return config.learning_rate
+    return LinearSchedule(config.learning_rate, config.final_learning_rate, end_fraction=1.0)
 
 
 def policy_kwargs(config: PpoConfig) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from .config import PretrainConfig, Resolved, TrainConfig
 from .evaluate import Evaluation, evaluate
 from .export import export_policy
 from .hardware import describe_hardware
+from .imitation import CriticFirst, imitate
 from .measurement import count_actions
 from .ppo import Environment, build_ppo, make_vec_env, unwrapped
 from .report import format_table, write_report
@@ -102,7 +103,8 @@ def _train_and_export(
     checkpoint: Checkpoint | None,
     tracking: Tracking,
 ) -> TrainResult:
-    vec_env = _make_vec_env(config)
+    replayed = _read_traces(config)
+    vec_env = _make_vec_env(config, replayed)
     env = unwrapped(vec_env)
     try:
         model = build_ppo(vec_env, config.ppo, config.seed)
@@ -112,6 +114,8 @@ def _train_and_export(
         _export(model, env, folder / "untrained" / "policy.pt", _probes(env), resolved)
         if checkpoint is not None:
             restore(checkpoint, model)
+        elif config.imitate is not None and replayed is not None:
+            imitate(model, replayed, env.contract, config.imitate)
         recorder = ObservationRecorder()
         interrupted = _learn(config, resolved, folder, model, vec_env, recorder, tracking)
         policy = folder / "policy.pt"
@@ -122,9 +126,17 @@ def _train_and_export(
         vec_env.close()
 
 
-def _make_vec_env(config: TrainConfig) -> VecEnv:
-    """Live vLLM, or on traces many engines or all their requests."""
+def _read_traces(config: TrainConfig) -> Replayed | None:
+    """What is replayed; None on live vLLM."""
     if config.env.trace is None:
+        return None
+    return Replayed.read(config.env.trace, config.model, config.drafters, config.workload)
+
+
+def _make_vec_env(config: TrainConfig, replayed: Replayed | None) -> VecEnv:
+    """Live vLLM, or on traces many engines or all their requests."""
+    trace = config.env.trace
+    if trace is None or replayed is None:
         return make_vec_env(
             make_live_env(
                 config.model,
@@ -135,8 +147,6 @@ def _make_vec_env(config: TrainConfig) -> VecEnv:
                 seed=config.seed,
             )
         )
-    trace = config.env.trace
-    replayed = Replayed.read(trace, config.model, config.drafters, config.workload)
     if config.env.granularity == "request":
         return replayed.request_vec_env(trace.seats_per_load, trace.num_threads, config.seed)
     return replayed.vec_env(config.env, trace.num_envs, trace.num_threads, config.seed)
@@ -156,9 +166,13 @@ def _learn(
     saver = CheckpointCallback(folder / "checkpoints", config.checkpoint_every, run_state)
     stopper = StopCallback(config.ppo.max_minutes)
     steps_left = config.ppo.total_timesteps - model.num_timesteps
-    callbacks = CallbackList([_throughput_callback(config, vec_env), recorder, saver, stopper])
+    callbacks = [_throughput_callback(config, vec_env), recorder, saver, stopper]
+    if config.imitate is not None and model.num_timesteps == 0:
+        callbacks.append(CriticFirst(config.imitate.critic_rollouts))
     try:
-        model.learn(max(0, steps_left), callbacks, log_interval=1, reset_num_timesteps=False)
+        model.learn(
+            max(0, steps_left), CallbackList(callbacks), log_interval=1, reset_num_timesteps=False
+        )
     finally:
         stopper.restore_signals()
         if model.num_timesteps:
