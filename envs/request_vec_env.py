@@ -196,7 +196,7 @@ class RequestVecEnv(VecEnv):
         """What a resumed training needs to draw and observe alike; JSON-ready."""
         return {
             "master": int(self._master[0]),
-            "history": [values.tolist() for values in self._engines.history],
+            "history": [values[self._batch_slots()].tolist() for values in self._engines.history],
             "steps_since_draft": self._engines.counters["steps_since_draft"].tolist(),
         }
 
@@ -204,8 +204,12 @@ class RequestVecEnv(VecEnv):
         """Go on from `state_dict`, with new requests in every seat."""
         self._master[0] = state["master"]
         for values, saved in zip(self._engines.history, state["history"], strict=True):
-            values[:] = np.array(saved, np.float32).reshape(values.shape)
+            values[self._batch_slots()] = np.array(saved, np.float32)
         self._engines.counters["steps_since_draft"] = state["steps_since_draft"]
+
+    def _batch_slots(self) -> slice:
+        """What an observation remembers of the engines; requests and their slots end at a reset."""
+        return slice(0, None, 1 + self._engines.slot_is_used.shape[1])
 
     def close(self) -> None:
         """End the threads."""
