@@ -60,7 +60,7 @@ def draw_speedups(
     axes[0].set_ylabel("tokens per second over no speculation")
     figure.suptitle(title, fontweight="bold")
     handles = dict(zip(*reversed(axes[0].get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc=_BELOW, ncols=4, frameon=False)
+    figure.legend(handles.values(), handles.keys(), loc=_BELOW, ncols=3, frameon=False)
     figure.savefig(path)
 
 
@@ -175,7 +175,7 @@ def draw_acceptance(path: Path, shares: Mapping[str, Sequence[float]], title: st
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, fontweight="bold")
-    figure.legend(loc=_BELOW, ncols=3, frameon=False)
+    figure.legend(loc=_BELOW, ncols=2, frameon=False)
     figure.savefig(path)
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from ..artifact import load_policy
 from ..contract import NONE
 from .benchmark import BEST_FIXED, BEST_SINGLE_FIXED, BestFixed, Results, fixed_contenders
-from .benchmark_agreement import agreement
 from .benchmark_config import BenchmarkConfig
 from .benchmark_figures import draw_acceptance, draw_speedups, draw_timeline
+from .benchmark_notes import benchmark_notes
 from .benchmark_page import Table, aligned, markdown, one_page
 from .benchmark_sections import acceptance_table, cell_tables, summary_tables
 from .benchmark_tables import BenchmarkCell, Summary, acceptance_per_pos, cells_of, summarise
@@ -103,7 +103,7 @@ def write_benchmark_report(
         artifact = load_policy(Path(config.contenders[name]["path"]))
         pictures.append(folder / f"heat-map-{name}.png")
         draw_heat_map(pictures[-1], artifact, rows, f"What {name} chooses, all else at its median")
-    notes = _notes(config, best, traced, lived)
+    notes = benchmark_notes(config, best, traced, lived)
     hardware = describe_hardware()
     text = "\n\n".join(f"{heading}\n{aligned(rows)}" for heading, rows in tables)
     text += "\n\n" + "\n".join(notes) + f"\n\nReport: {folder / 'report.html'}"
@@ -181,38 +181,3 @@ def _draw(
         paths.append(folder / f"acceptance-{where}.png")
         draw_acceptance(paths[-1], acceptance, f"Acceptance by position of the draft, {where}")
     return paths
-
-
-def _notes(
-    config: BenchmarkConfig, best: BestFixed, traced: Results, lived: Results | None
-) -> list[str]:
-    """What a reader must know, and how far traces and live agree."""
-    notes = [
-        "Speed is output tokens per second of busy engine time; intervals are 95 %, by a paired "
-        "bootstrap over requests and repeats; one that holds 1 is a tie.",
-        "Best fixed settings, chosen on recorded training requests: "
-        + ", ".join(f"{one.name} ({scenario})" for scenario, one in best.by_scenario.items())
-        + f"; best single one: {best.overall.name}, which also stands for the best of a scenario "
-        "that was not replayed.",
-        "The oracle knows at every step which draft tokens will be accepted and takes what brings "
-        "the most tokens per second in that step. Its pricing is if_it_wins: a drafter is paid "
-        "where it drafts. Fractions are speedups over no speculation, one over the other.",
-        "Regret is against the fastest fixed setting that served the scenario; on live vLLM few "
-        "of them do.",
-    ]
-    if only_live := [name for name in config.scenarios if name not in traced.scenarios]:
-        notes.append(
-            "Not replayed, since the traces were recorded at another temperature: "
-            f"{', '.join(only_live)}."
-        )
-    if lived is not None:
-        agreed = agreement(traced, lived, config.seed)
-        notes.append(
-            "Traces and live vLLM: rank correlation (Spearman) of the contenders' speeds, which "
-            "is noise where they tie; and of the pairs of contenders that differ live beyond the "
-            "interval, how many come in the same order on traces: "
-            + "; ".join(f"{scenario} {found}" for scenario, found in agreed.items())
-            + f"; in all {sum(found.num_alike for found in agreed.values())} of "
-            f"{sum(found.num_pairs for found in agreed.values())} pairs."
-        )
-    return notes
