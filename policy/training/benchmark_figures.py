@@ -43,7 +43,8 @@ def draw_speedups(
     at_load = [cell for cell in cells if cell.scenario in concurrency]
     changing = [cell for cell in cells if cell.scenario not in concurrency]
     panels = [part for part in (at_load, changing) if part]
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    widths = (3, 2)[: len(panels)]
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=widths)[0]
     for panel, part in zip(axes, panels, strict=True):
         if part is at_load:
             positions = {name: float(np.log2(load)) for name, load in concurrency.items()}
@@ -86,7 +87,7 @@ def _draw_speedups(
         )
     for index, name in enumerate(main):
         own = [cell for cell in cells if cell.contender == name]
-        spread = (0.16 if is_line else 0.7) / len(main)  # keeps the intervals apart
+        spread = (0.4 if is_line else 0.7) / len(main)  # keeps the intervals apart
         shift = (index - (len(main) - 1) / 2) * spread
         ratios = [cell.over_none for cell in own]
         bars = [[one.ratio - one.low, one.high - one.ratio] for one in ratios]
@@ -97,9 +98,10 @@ def _draw_speedups(
             color=_COLORS[index % len(_COLORS)],
             marker=_MARKERS[index % len(_MARKERS)],
             linestyle="-" if is_line else "none",
+            linewidth=1.4,
             markersize=5,
-            elinewidth=1,
-            capsize=2,
+            elinewidth=0.9,
+            capsize=1.5,
             label=name,
             zorder=3,
         )
@@ -170,7 +172,7 @@ def draw_acceptance(path: Path, shares: Mapping[str, Sequence[float]], title: st
         )
     axes.set_xticks(range(1, max(map(len, shares.values())) + 1))
     axes.set_xlabel("position in the draft")
-    axes.set_ylabel("accepted share of the draft tokens there")
+    axes.set_ylabel("accepted share")
     axes.set_ylim(0, 1)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

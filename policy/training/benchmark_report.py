@@ -28,7 +28,7 @@ from .heat_map import draw_heat_map
 from .report import without_nan
 
 TIMELINE_SCENARIO = "steps"
-_NUM_RULES_IN_COLOUR = 4
+_NUM_RULES_IN_COLOUR = 3
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,9 @@ def write_benchmark_report(
     for name, rows in observations.items():
         artifact = load_policy(Path(config.contenders[name]["path"]))
         pictures.append(folder / f"heat-map-{name}.png")
-        draw_heat_map(pictures[-1], artifact, rows, f"What {name} chooses, all else at its median")
+        draw_heat_map(
+            pictures[-1], artifact, rows, f"What '{name}' chooses, all else at its median"
+        )
     notes = benchmark_notes(config, best, traced, lived)
     hardware = describe_hardware()
     text = "\n\n".join(f"{heading}\n{aligned(rows)}" for heading, rows in tables)
@@ -176,7 +178,7 @@ def _draw(
         paths.append(folder / f"timeline-{where}.png")
         drafters = [NONE, *config.drafters.max_lengths]
         served = results.runs[TIMELINE_SCENARIO, name][0]
-        draw_timeline(paths[-1], served, drafters, f"{name} under a changing load, {where}")
+        draw_timeline(paths[-1], served, drafters, f"'{name}' under a changing load, {where}")
     if acceptance:
         paths.append(folder / f"acceptance-{where}.png")
         draw_acceptance(paths[-1], acceptance, f"Acceptance by position of the draft, {where}")
