@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -298,7 +299,8 @@ def check_wandb(folder, text, pictures):
     headings.remove("Notes")
     assert "Fraction of the greedy oracle's speed, pricing if_it_wins, traces" in headings
     for heading in headings:
-        table = json.loads((offline / "files" / history[heading]["path"]).read_text())
+        key = re.sub("[^a-z0-9]+", "_", heading.lower()) + "/path"
+        table = json.loads((offline / "files" / history[key]).read_text())
         section = text.split(f"## {heading}\n\n")[1].split("\n\n")[0].splitlines()
         rows = [line.strip("| ").split(" | ") for line in section if not line.startswith("|---")]
         assert table["columns"] == rows[0]
@@ -306,7 +308,7 @@ def check_wandb(folder, text, pictures):
             [cell.strip() for cell in row if cell.strip()] for row in rows[1:]
         ]
     for name in pictures:
-        stored = offline / "files" / history[name]["path"]
+        stored = offline / "files" / history[f"{name}/path"]
         assert stored.read_bytes() == (folder / f"{name}.png").read_bytes()
     assert history["traces/none/over_none"] == 1
     assert history["traces/policy/worst_over_none"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from .benchmark import (
@@ -93,4 +94,5 @@ def _log(report: BenchmarkReport, tracking: Tracking) -> None:
             for name in ("over_none", "worst_over_none", "over_best_fixed", "over_single_fixed"):
                 tracking.sb3_logger.record(f"{where}/{one.contender}/{name}", getattr(one, name))
     tracking.sb3_logger.dump(0)
-    tracking.log_report(dict(report.tables), {path.stem: path for path in report.pictures})
+    tables = {re.sub(r"\W+", "_", heading.lower()): rows for heading, rows in report.tables}
+    tracking.log_report(tables, {path.stem: path for path in report.pictures})
