@@ -106,7 +106,7 @@ def _serve(
                 request = order[num_admitted % len(order)]
                 position[slot], end[slot] = starts[request] + first_position, starts[request + 1]
                 num_admitted += 1
-        _choose(options, prices, position, option, length)
+        choose(options, prices, position, option, length)
         seconds += step_s(options, prices, position, option, length)
         for slot in range(num_running_reqs):
             tokens = min(options.emitted[option[slot], position[slot]], length[slot] + 1)
@@ -116,7 +116,7 @@ def _serve(
 
 
 @njit(nogil=True)
-def _choose(
+def choose(
     options: Options, prices: Prices, position: np.ndarray, option: np.ndarray, length: np.ndarray
 ) -> None:  # pragma: no cover - compiled
     """Fill in the options, and their draft lengths, that bring the most tokens per second.

@@ -57,15 +57,22 @@ class Phase:
 class Scenario:
     """Phases, one after the other.
 
+    Attributes:
+        phases: In order.
+        temperature: Sampling temperature of every request; None takes the workload's.
+
     Raises:
-        ConfigError: If there is no phase.
+        ConfigError: If there is no phase, or the temperature is out of range.
     """
 
     phases: tuple[Phase, ...]
+    temperature: float | None = None
 
     def __post_init__(self) -> None:
         if not self.phases:
             raise ConfigError("A scenario has no phases; give it at least one.")
+        if self.temperature is not None and not 0 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature is {self.temperature}; make it 0 or more, or null.")
 
     @property
     def num_requests(self) -> int:
@@ -77,6 +84,13 @@ class Scenario:
         """Most requests that a closed loop has in flight; 0 without one."""
         return max(phase.concurrency or 0 for phase in self.phases)
 
+    @property
+    def constant_concurrency(self) -> int | None:
+        """Requests in flight where load, data and temperature are the usual ones throughout."""
+        phase = self.phases[0]
+        is_usual = len(self.phases) == 1 and phase.kinds is None and self.temperature is None
+        return phase.concurrency if is_usual else None
+
     def slots(self) -> Iterator[Slot]:
         """What each request is drawn from, in order.
 
@@ -85,7 +99,8 @@ class Scenario:
         """
         for phase in self.phases:
             for index in range(phase.num_requests):
-                yield Slot(phase.kinds, is_first_wave=index < (phase.concurrency or 0))
+                is_first_wave = index < (phase.concurrency or 0)
+                yield Slot(phase.kinds, is_first_wave, self.temperature)
 
 
 class Arrival(NamedTuple):

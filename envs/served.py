@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -71,23 +70,38 @@ class Served:
         steps: `STEP` `[engine steps]`.
         busy_s: Engine time without idling.
         decision_s: Part of it that decisions took; on traces they take no engine time.
-        num_drafts: Drafts verified, by drafter.
-        num_draft_tokens: Their tokens.
-        num_accepted_tokens: Of those, the accepted ones.
+        num_draft_tokens_per_pos: Draft tokens verified at each position of a draft, by drafter,
+            int64 `[longest draft]`.
+        num_accepted_tokens_per_pos: Of those, the accepted ones.
     """
 
     requests: tuple[ServedRequest, ...]
     steps: np.ndarray
     busy_s: float
     decision_s: float
-    num_drafts: Mapping[str, int]
-    num_draft_tokens: Mapping[str, int]
-    num_accepted_tokens: Mapping[str, int]
+    num_draft_tokens_per_pos: Mapping[str, np.ndarray]
+    num_accepted_tokens_per_pos: Mapping[str, np.ndarray]
 
     @property
     def num_tokens(self) -> int:
         """Output tokens of all requests."""
         return sum(request.num_output_tokens for request in self.requests)
+
+    @property
+    def num_drafts(self) -> dict[str, int]:
+        """Drafts verified, by drafter."""
+        return {name: int(counts[0]) for name, counts in self.num_draft_tokens_per_pos.items()}
+
+    @property
+    def num_draft_tokens(self) -> dict[str, int]:
+        """Draft tokens verified, by drafter."""
+        return {name: int(counts.sum()) for name, counts in self.num_draft_tokens_per_pos.items()}
+
+    @property
+    def num_accepted_tokens(self) -> dict[str, int]:
+        """Draft tokens accepted, by drafter."""
+        accepted = self.num_accepted_tokens_per_pos
+        return {name: int(counts.sum()) for name, counts in accepted.items()}
 
 
 @dataclass
@@ -105,9 +119,7 @@ class Ledger:
     _unfinished: set[str] = field(default_factory=set)
     _steps: list[tuple[float, int, int, int, float]] = field(default_factory=list)
     _busy_s: float = 0.0
-    _num_drafts: Counter[str] = field(default_factory=Counter)
-    _num_draft_tokens: Counter[str] = field(default_factory=Counter)
-    _num_accepted_tokens: Counter[str] = field(default_factory=Counter)
+    _drafts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
 
     @property
     def num_unfinished_reqs(self) -> int:
@@ -173,26 +185,40 @@ class Ledger:
 
     def close(self, decision_s: float) -> Served:
         """The run is over."""
+        drafted, accepted = self._counts_per_pos()
         return Served(
             tuple(self._requests.values()),
             np.array(self._steps, STEP),
             self._busy_s,
             decision_s,
-            dict(self._num_drafts),
-            dict(self._num_draft_tokens),
-            dict(self._num_accepted_tokens),
+            drafted,
+            accepted,
         )
 
     def _note_drafts(self, record: StepRecord | None, num_rows: int) -> tuple[int, int, float]:
-        """Count the drafts; running requests, the usual drafter and the mean length."""
+        """Keep the drafts; running requests, the usual drafter and the mean length."""
         if record is None or self.contract is None or not record.num_rows:
             return (num_rows if record is None else record.num_running_reqs), 0, 0.0
-        for index, name in enumerate(self.contract.drafters[1:], start=1):
-            drafts, draft_tokens, accepted_tokens = record.verified(index)
-            if drafts:
-                self._num_drafts[name] += drafts
-                self._num_draft_tokens[name] += draft_tokens
-                self._num_accepted_tokens[name] += accepted_tokens
         drafters = record.drafter[record.drafter > 0]
-        usual = int(np.bincount(drafters).argmax()) if len(drafters) else 0
-        return record.num_running_reqs, usual, float(record.num_draft_tokens.mean())
+        if not len(drafters):
+            return record.num_running_reqs, 0, 0.0
+        self._drafts.append((record.drafter, record.num_draft_tokens, record.num_accepted_tokens))
+        usual = int(np.bincount(drafters).argmax())
+        mean_length = float(record.num_draft_tokens.sum()) / record.num_rows
+        return record.num_running_reqs, usual, mean_length
+
+    def _counts_per_pos(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Draft tokens verified and accepted at each position, by drafter."""
+        drafted: dict[str, np.ndarray] = {}
+        accepted: dict[str, np.ndarray] = {}
+        if not self._drafts or self.contract is None:
+            return drafted, accepted
+        drafters, lengths, num_accepted = (
+            np.concatenate(parts) for parts in zip(*self._drafts, strict=True)
+        )
+        for index, name in enumerate(self.contract.drafters[1:], start=1):
+            if (is_own := drafters == index).any():
+                positions = np.arange(lengths[is_own].max())[:, None]
+                drafted[name] = (positions < lengths[is_own]).sum(axis=1)
+                accepted[name] = (positions < num_accepted[is_own]).sum(axis=1)
+        return drafted, accepted

@@ -58,6 +58,7 @@ class TraceEngine:
         self._replay = make_replay(traces, cost_model, contract, self.config)
         self._engines = make_engines(contract, self.config, num_engines=1)
         self._by_prompt = {prompt.tobytes(): i for i, prompt in enumerate(traces.prompts)}
+        self._positions = np.arange(self._engines.table.survival.shape[2])
         self._req_ids: list[str] = []
         self._finished: set[str] = set()
         self._episode: Episode | None = None
@@ -239,9 +240,9 @@ class TraceEngine:
 
         told = table.told[_THE_ENGINE, :, :, :num_rows].copy()
         survival = table.survival[_THE_ENGINE, :num_rows].copy()
-        is_known = np.isin(rows["drafter"], np.flatnonzero(self._replay.is_model))
+        is_known = self._replay.is_model[rows["drafter"]] > 0
         num_known = np.where(is_known, rows["num_draft_tokens"], 0)
-        survival[np.arange(survival.shape[1]) >= num_known[:, None]] = np.nan
+        survival[self._positions >= num_known[:, None]] = np.nan
         offers: dict[str, TokenOffer] = {}
         states: dict[str, ModelState] = {}
         for index, drafter in enumerate(self._contract.drafters[1:]):

@@ -92,7 +92,11 @@ class TraceWorkload:
         return Episode(load, stream, ClosedLoop(load))
 
     def requests(self, seed: int, slots: Iterable[Slot]) -> Iterator[WorkloadRequest]:
-        """A stream of requests, one for each slot, as `Workload.requests`."""
+        """A stream of requests, one for each slot, as `Workload.requests`.
+
+        Raises:
+            ConfigError: If a slot names a kind, or a temperature, that was not recorded.
+        """
         return self._requests(seed, np.array([seed], np.uint64), slots)
 
     def _requests(
@@ -107,6 +111,11 @@ class TraceWorkload:
                 if key not in mixes:
                     mixes[key] = self._mix(slot.kinds)
                 mix = mixes[key]
+            if slot.temperature not in (None, traces.header.temperature):
+                raise ConfigError(
+                    f"The traces were recorded at temperature {traces.header.temperature}, not "
+                    f"{slot.temperature}; serve the scenario live only, or collect others."
+                )
             trace, max_tokens = draw_request(mix, state, 0, slot.is_first_wave)
             yield WorkloadRequest(
                 request_id=f"{traces.request_ids[trace]}-{seed}-{index}",

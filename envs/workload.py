@@ -67,10 +67,12 @@ class Slot(NamedTuple):
     Attributes:
         kinds: Weight of each prompt kind; None takes the workload's.
         is_first_wave: Whether it starts together with others; its length is then staggered.
+        temperature: Sampling temperature; None takes the workload's.
     """
 
     kinds: Mapping[str, float] | None = None
     is_first_wave: bool = False
+    temperature: float | None = None
 
 
 class ArrivalPattern(Protocol):
@@ -236,7 +238,7 @@ class Workload:
                 request_id=f"{self.split}-{seed}-{index}",
                 prompt_token_ids=next(prompts[kind]),
                 max_tokens=max(1, round(fraction * config.output_tokens)),
-                temperature=config.temperature,
+                temperature=config.temperature if slot.temperature is None else slot.temperature,
                 kind=kind,
             )
 

@@ -16,6 +16,7 @@ from .synthetic_traces import make_cost_model
 
 STEPS = Scenario((Phase(2, concurrency=1), Phase(4, concurrency=4), Phase(2, concurrency=1)))
 OPEN_LOOP = Scenario((Phase(5, request_rate_per_s=3.0),))
+SAMPLED = Scenario((Phase(8, concurrency=4),), temperature=0.7)
 
 
 def serve(engine, scenario):
@@ -44,6 +45,50 @@ def test_every_request_is_served_to_its_end_whoever_decides(engine, scenario):
         )
     assert served[0] == served[1]
     assert run.num_drafts.keys() == {"ngram", "eagle3"}
+
+
+class Watching:
+    """Drafts with EAGLE, or as told, and keeps the records."""
+
+    def __init__(self, action):
+        self.action, self.records = action, []
+
+    def decide(self, record, observation):
+        self.records.append(record)
+        return np.array([self.action])
+
+
+def test_requests_are_sampled_at_the_temperature_of_the_scenario(engine):
+    watching = Watching((2, 4))
+    engine.hook.controller = SafeController(watching, engine.contract)
+    requests, run = serve(engine, SAMPLED)
+    assert not engine.hook.controller.num_fallbacks
+    assert {request.temperature for request in requests} == {0.7}
+    for record in watching.records:
+        np.testing.assert_array_equal(record.temperature, np.float32(0.7))
+    assert [one.request_id for one in run.requests] == [one.request_id for one in requests]
+    assert all(
+        0 < one.num_output_tokens <= request.max_tokens
+        for one, request in zip(run.requests, requests, strict=True)
+    )
+    assert 0 < run.num_accepted_tokens["eagle3"] < run.num_draft_tokens["eagle3"]
+    drafted = run.num_draft_tokens_per_pos["eagle3"]
+    accepted = run.num_accepted_tokens_per_pos["eagle3"]
+    assert len(drafted) == len(accepted) == 4
+    assert (np.diff(accepted) <= 0).all()
+    assert (accepted <= drafted).all()
+
+
+def test_sampled_outputs_are_not_the_greedy_ones(engine):
+    workload = live.make_workload(output_tokens=16, max_prompts_per_kind=2)
+    outputs = {}
+    for temperature in (0.0, 0.7):
+        scenario = Scenario((Phase(8, concurrency=8),), temperature)
+        engine.hook.controller = build_baseline(engine.contract, {"name": "fixed"})
+        requests = list(workload.requests(1, scenario.slots()))
+        outputs[temperature] = engine.generate(requests, concurrency=8)
+    assert outputs[0.0].keys() == outputs[0.7].keys()
+    assert outputs[0.0] != outputs[0.7]
 
 
 class Cutting:

@@ -75,12 +75,27 @@ def test_slots_stagger_what_starts_together_and_carry_the_phases_kinds():
     assert [slot.is_first_wave for slot in slots] == [True, True, False, False, False]
     assert [slot.kinds for slot in slots] == [None] * 3 + [{"chat": 1.0}] * 2
     assert (scenario.num_requests, scenario.max_concurrency) == (5, 2)
+    assert {slot.temperature for slot in slots} == {None}
+    sampled = Scenario((Phase(3, 2),), temperature=0.7)
+    assert [slot.temperature for slot in sampled.slots()] == [0.7] * 3
+
+
+def test_a_constant_load_is_one_phase_of_the_usual_requests():
+    assert Scenario((Phase(8, 4),)).constant_concurrency == 4
+    for other in (
+        Scenario((Phase(8, 4), Phase(8, 4))),
+        Scenario((Phase(8, request_rate_per_s=1.0),)),
+        Scenario((Phase(8, 4, kinds={"chat": 1.0}),)),
+        Scenario((Phase(8, 4),), temperature=0.7),
+    ):
+        assert other.constant_concurrency is None
 
 
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
         (lambda: Scenario(()), "has no phases; give it at least one"),
+        (lambda: Scenario((Phase(1, 1),), -0.1), "temperature is -0.1; make it 0 or more"),
         (lambda: Phase(0, concurrency=1), "num_requests is 0; make it 1"),
         (lambda: Phase(1), "give exactly one"),
         (lambda: Phase(1, concurrency=1, request_rate_per_s=1.0), "give exactly one"),

@@ -140,6 +140,14 @@ def test_cutting_all_is_no_speculation_but_for_its_price(trace_engine):
     assert served.busy_s > plain.busy_s
 
 
+def test_another_temperature_than_the_traces_is_refused(trace_engine):
+    none = FixedController(trace_engine.contract, "none")
+    recorded = serve(trace_engine, none, Scenario((Phase(3, 2),), temperature=0.0))
+    assert len(recorded.requests) == 3
+    with pytest.raises(ConfigError, match=r"recorded at temperature 0\.0, not 0\.7; serve"):
+        serve(trace_engine, none, Scenario((Phase(3, 2),), temperature=0.7))
+
+
 def test_kinds_of_a_phase_are_drawn_and_unknown_ones_refused(trace_engine):
     def kinds(weights):
         scenario = Scenario((Phase(8, concurrency=2, kinds=weights),))

@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from envs.prompts.loading import FILE_KIND, KINDS
 from envs.prompts.prompt import PromptSourceError
 from envs.target_model import DEFAULT_TARGET_MODEL, default_cache_dir
-from envs.workload import Workload, WorkloadConfig
+from envs.workload import Slot, Workload, WorkloadConfig
 from policy.errors import ConfigError
 
 EVERY_KIND = {kind: 1.0 for kind in KINDS if kind != FILE_KIND}
@@ -46,6 +47,14 @@ def tokenizer():
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder)
+
+
+def test_a_slot_may_have_a_temperature_of_its_own_and_nothing_else_changes(workload):
+    slots = [Slot(), Slot(temperature=0.7), Slot(temperature=0.0)]
+    requests = list(workload.requests(3, slots))
+    assert [request.temperature for request in requests] == [0.0, 0.7, 0.0]
+    plain = list(workload.requests(3, [Slot()] * 3))
+    assert [replace(request, temperature=0.0) for request in requests] == plain
 
 
 def test_an_episode_depends_on_its_seed_alone(workload):

@@ -1,29 +1,20 @@
-"""The benchmark on traces: every contender serves the same requests of every scenario."""
+"""What a benchmark's runs are, and which fixed settings its contenders are judged against."""
 
 from __future__ import annotations
 
-import functools
 import math
-import multiprocessing
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from tqdm import tqdm
-
-from envs.prompts.prompt import Split
-from envs.replayed import Replayed
-from envs.scenario import Arrivals
 from envs.served import Served
-from envs.trace_engine import TraceEngine
 
-from ..contract import NONE, Granularity
+from ..contract import NONE
 from .benchmark_config import BenchmarkConfig
 from .bootstrap import Work, work_of
 from .contenders import Contender
 
 BEST_FIXED = "best_fixed"
-_TRAIN_SEED_OFFSET = 10_000
+BEST_SINGLE_FIXED = "best_single_fixed"
 
 
 @dataclass
@@ -68,6 +59,10 @@ class BestFixed:
     by_scenario: dict[str, Contender]
     overall: Contender
 
+    def at(self, scenario: str) -> Contender:
+        """The fastest in a scenario; the best single one where none was chosen for it."""
+        return self.by_scenario.get(scenario, self.overall)
+
 
 def fixed_contenders(config: BenchmarkConfig) -> list[Contender]:
     """No speculation, and every drafter and length of the configuration."""
@@ -81,63 +76,6 @@ def fixed_contenders(config: BenchmarkConfig) -> list[Contender]:
             )
         ),
     ]
-
-
-class ReplayPool:
-    """Processes that replay; each compiles the simulator once, whatever it replays.
-
-    Args:
-        config: The benchmark.
-    """
-
-    def __init__(self, config: BenchmarkConfig) -> None:
-        self._config = config
-        self._pool = ProcessPoolExecutor(
-            config.num_processes, multiprocessing.get_context("spawn"), _keep, (config,)
-        )
-
-    def __enter__(self) -> ReplayPool:
-        """Use it in a `with` statement, which ends the processes."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """End the processes."""
-        self._pool.shutdown(cancel_futures=True)
-
-    def replay(self, contenders: Sequence[Contender], split: Split, num_repeats: int) -> Results:
-        """Serve every scenario with every contender on traces.
-
-        Args:
-            contenders: Who serves; names must differ.
-            split: Requests recorded for training or for evaluation.
-            num_repeats: Times, with other requests each time.
-
-        Raises:
-            DraftgymError: If the traces, their prices, or a contender cannot be used.
-        """
-        contract = _read(self._config, split).contract  # refused here, before any work is done
-        for contender in contenders:
-            contender.controller(contract)
-        names = self._config.scenarios
-        results: dict[tuple[str, int], list[Served]] = {}
-        futures = {
-            self._pool.submit(_serve, split, name, repeat, contenders): (name, repeat)
-            for name in names
-            for repeat in range(num_repeats)
-        }
-        for future in tqdm(
-            as_completed(futures), total=len(futures), desc=f"traces ({split})", unit="run"
-        ):
-            results[futures[future]] = future.result()
-        return Results(
-            {
-                (name, contender.name): [
-                    results[name, repeat][index] for repeat in range(num_repeats)
-                ]
-                for name in names
-                for index, contender in enumerate(contenders)
-            }
-        )
 
 
 def choose_fixed(results: Results, candidates: Sequence[Contender]) -> BestFixed:
@@ -157,45 +95,8 @@ def choose_fixed(results: Results, candidates: Sequence[Contender]) -> BestFixed
     return BestFixed(by_scenario, by_name[max(by_name, key=product)])
 
 
-_config: BenchmarkConfig | None = None
-"""What a process of the pool replays."""
-
-
-def _keep(config: BenchmarkConfig) -> None:
-    global _config
-    _config = config
-
-
-def _read(config: BenchmarkConfig, split: Split) -> Replayed:
-    return Replayed.read(config.trace, config.model, config.drafters, config.workload, split)
-
-
-@functools.cache
-def _replayed(split: Split) -> Replayed:
-    """This process's requests of a split, and what they are replayed with."""
-    assert _config is not None
-    return _read(_config, split)
-
-
-@functools.cache
-def _engine(split: Split, granularity: Granularity) -> TraceEngine:
-    """This process's engine that observes the batch, or each request."""
-    replayed = _replayed(split)
-    contract = replace(replayed.contract, granularity=granularity)
-    return TraceEngine(replayed.workload.traces, replayed.cost_model, contract, replayed.engine)
-
-
-def _serve(
-    split: Split, scenario_name: str, repeat: int, contenders: Sequence[Contender]
-) -> list[Served]:
-    """One scenario and repeat, in a process of the pool, by every contender."""
-    assert _config is not None
-    workload = _replayed(split).workload
-    scenario = _config.scenarios[scenario_name]
-    seed = _config.seed + repeat + _TRAIN_SEED_OFFSET * (split == "train")
-    served = []
-    for contender in contenders:
-        arrivals = Arrivals(scenario, workload.requests(seed, scenario.slots()), seed)
-        engine = _engine(split, contender.granularity)
-        served.append(engine.serve(arrivals, contender.controller(engine.contract)))
-    return served
+def name_best_fixed(results: Results, best: BestFixed) -> None:
+    """Let the chosen fixed settings take part under the names of their roles."""
+    for scenario in results.scenarios:
+        for role, one in ((BEST_FIXED, best.at(scenario)), (BEST_SINGLE_FIXED, best.overall)):
+            results.runs[scenario, role] = results.runs[scenario, one.name]

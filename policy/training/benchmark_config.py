@@ -11,8 +11,10 @@ from envs.replayed import TraceConfig
 from envs.scenario import Scenario
 from envs.workload import WorkloadConfig
 
+from ..contract import NONE
 from ..errors import ConfigError
-from .contenders import PLAIN
+from .config import LoggerConfig
+from .contenders import PLAIN, VLLM
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,13 @@ class BenchmarkConfig:
         workload: Prompts and lengths.
         scenarios: Load and data over time, by name.
         contenders: What decides, by name: a policy (`{path: …}`), a rule as the plugin's
-            `baseline` takes it, either with a `granularity` of its own, or `plain`.
+            `baseline` takes it, either with a `granularity` of its own; or vLLM without a drafting
+            policy, `plain` or with a speculative_config of its own (`{vllm: …}`), live only.
         fixed_lengths: Draft lengths of the fixed settings, by drafter. The best of them is chosen
             on recorded training requests.
         trace: What is replayed.
         live: What is measured live; null for none.
+        logger: Where tables and pictures go, beside the report.
         num_repeats: Times that each scenario is replayed, with other requests each time.
         seed: Of requests, arrivals and intervals.
         output_dir: Where the report goes.
@@ -71,6 +75,7 @@ class BenchmarkConfig:
     fixed_lengths: Mapping[str, tuple[int, ...]]
     trace: TraceConfig
     live: LiveConfig | None
+    logger: LoggerConfig
     output_dir: str
     num_repeats: int = 4
     seed: int = 0
@@ -87,6 +92,11 @@ class BenchmarkConfig:
                     f"contenders.{name} is {section!r}; make it a section such as "
                     "{name: goodput, cost_model: …} or {path: policy.pt}, or 'plain'."
                 )
+            if VLLM in section and not (len(section) == 1 and isinstance(section[VLLM], Mapping)):
+                raise ConfigError(
+                    f"contenders.{name} is {dict(section)!r}; make it {{vllm: …}} with a "
+                    "speculative_config of vLLM and nothing beside it."
+                )
         for drafter in self.fixed_lengths:
             if drafter not in self.drafters.max_lengths:
                 raise ConfigError(
@@ -102,6 +112,17 @@ class BenchmarkConfig:
         if self.live is not None:
             self._check_known("scenario", self.live.scenarios, self.scenarios)
             self._check_known("contender", self.live.contenders, self.contenders)
+            if NONE not in self.live.contenders:
+                raise ConfigError("live.contenders lacks 'none', which speeds are set against.")
+
+    @property
+    def policies(self) -> list[str]:
+        """Contenders that are exported policies."""
+        return [
+            name
+            for name, section in self.contenders.items()
+            if isinstance(section, Mapping) and "path" in section
+        ]
 
     def _check_known(self, what: str, names: tuple[str, ...], known: Mapping[str, Any]) -> None:
         for name in names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +23,8 @@ def serve_live(
 ) -> Results:
     """Serve the live scenarios with every contender, one after the other within each repeat.
 
-    An engine without speculation takes its turns in a process of its own where a contender asks
-    for it. Prompts lie in both engines' prefix caches.
+    vLLM without a drafting policy takes its turns in an engine and process of its own for each
+    contender that asks for it. Prompts lie in the prefix caches of all engines.
 
     Args:
         config: The benchmark.
@@ -37,27 +37,33 @@ def serve_live(
         output_tokens=live.output_tokens,
         max_prompts_per_kind=live.max_prompts_per_kind,
     )
-    needs_plain = any(one.is_plain for group in contenders.values() for one in group)
-    hooked = EngineProcess(
-        engine_config(config.model, config.drafters), config.model, workload, folder / "hook.log"
-    )
-    plain = hooked
-    if needs_plain:
-        plain = EngineProcess(
-            engine_config(config.model, None), config.model, workload, folder / "plain.log"
-        )
+    hooked = engine_config(config.model, config.drafters)
+    unhooked = engine_config(config.model, None)
+    started = {None: hooked} | {
+        one.section: replace(unhooked, speculative_config=one.speculative_config)
+        for group in contenders.values()
+        for one in group
+        if one.is_unhooked
+    }
     results = Results()
-    with closing(hooked), closing(plain):
-        hooked.read_prompts("eval")
-        if needs_plain:
-            plain.read_prompts("eval")
+    with ExitStack() as stack:
+        engines = {
+            section: stack.enter_context(
+                closing(
+                    EngineProcess(engine, config.model, workload, folder / f"engine-{index}.log")
+                )
+            )
+            for index, (section, engine) in enumerate(started.items())
+        }
+        for engine in engines.values():
+            engine.read_prompts("eval")
         rounds = [(repeat, name) for repeat in range(live.num_repeats) for name in live.scenarios]
         for repeat, name in tqdm(rounds, desc="live vLLM", unit="round"):
             scenario = shortened(config.scenarios[name], live.request_share)
             block = ScenarioBlock("eval", config.seed + repeat, scenario)
             group = contenders[name]
             for contender in [*group[repeat % len(group) :], *group[: repeat % len(group)]]:
-                engine = plain if contender.is_plain else hooked
+                engine = engines[contender.section if contender.is_unhooked else None]
                 served = engine.serve_scenario(contender, block)
                 results.runs.setdefault((name, contender.name), []).append(served)
     return results
@@ -65,12 +71,8 @@ def serve_live(
 
 def shortened(scenario: Scenario, share: float) -> Scenario:
     """The same phases with fewer requests, but enough to reach the load of each."""
-    return Scenario(
-        tuple(
-            replace(
-                phase,
-                num_requests=max(round(share * phase.num_requests), phase.concurrency or 1),
-            )
-            for phase in scenario.phases
-        )
+    phases = tuple(
+        replace(phase, num_requests=max(round(share * phase.num_requests), phase.concurrency or 1))
+        for phase in scenario.phases
     )
+    return replace(scenario, phases=phases)

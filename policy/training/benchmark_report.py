@@ -2,201 +2,184 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import json
-import math
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ..artifact import load_policy
 from ..contract import NONE
-from .benchmark import BEST_FIXED, BestFixed, Results, fixed_contenders
+from .benchmark import BEST_FIXED, BEST_SINGLE_FIXED, BestFixed, Results, fixed_contenders
 from .benchmark_config import BenchmarkConfig
-from .benchmark_figures import draw_speedups, draw_timeline
-from .benchmark_tables import BenchmarkCell, Summary, cells_of, rank_agreement, summarise
+from .benchmark_figures import draw_acceptance, draw_speedups, draw_timeline
+from .benchmark_notes import benchmark_notes
+from .benchmark_page import Table, aligned, markdown, one_page
+from .benchmark_sections import acceptance_table, cell_tables, summary_tables
+from .benchmark_tables import BenchmarkCell, Summary, acceptance_per_pos, cells_of, summarise
 from .config import Resolved
+from .contenders import ORACLE, Contender
 from .hardware import describe_hardware
+from .heat_map import draw_heat_map
 from .report import without_nan
 
 TIMELINE_SCENARIO = "steps"
+_NUM_RULES_IN_COLOUR = 3
 
-Table = tuple[str, list[list[str]]]
-"""A heading, and rows of which the first names the columns."""
+
+@dataclass(frozen=True)
+class BenchmarkReport:
+    """A written report.
+
+    Attributes:
+        tables: Headings and rows.
+        pictures: The PNGs.
+        summaries: Every contender over all scenarios, by where it served.
+        text: Tables and notes for the terminal.
+    """
+
+    tables: list[Table]
+    pictures: list[Path]
+    summaries: dict[str, list[Summary]]
+    text: str
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The runs on traces, or the live ones.
+
+    Attributes:
+        where: `traces` or `live`.
+        results: The runs.
+        cells: Of the runs.
+        shown: Contenders in the tables.
+    """
+
+    where: str
+    results: Results
+    cells: list[BenchmarkCell]
+    shown: list[str]
 
 
 def write_benchmark_report(
-    folder: Path,
     config: BenchmarkConfig,
     resolved: Resolved,
     best: BestFixed,
     traced: Results,
     lived: Results | None,
-) -> str:
-    """Write the report, replacing an earlier one, and return its tables as text."""
-    fixed = [contender.name for contender in fixed_contenders(config)]
-    traced_cells = cells_of(traced, fixed, config.seed)
-    shown = [NONE, BEST_FIXED, *(name for name in config.contenders if name != NONE)]
-    tables = _tables("traces", traced_cells, shown, best.overall.name)
-    pictures = [_speedups(folder, traced_cells, shown, "traces")]
-    stored: dict[str, Any] = {"traces": [asdict(cell) for cell in traced_cells]}
-    notes = [
-        "Speed is output tokens per second of busy engine time; intervals are 95 %, by a paired "
-        "bootstrap over requests and repeats; one that holds 1 is a tie.",
-        "Best fixed settings, chosen on recorded training requests: "
-        + ", ".join(f"{one.name} ({scenario})" for scenario, one in best.by_scenario.items())
-        + f"; best single one: {best.overall.name}.",
-    ]
+    observations: Mapping[str, np.ndarray],
+) -> BenchmarkReport:
+    """Write the report into the benchmark's folder, replacing an earlier one.
+
+    Args:
+        config: The benchmark.
+        resolved: The same as plain containers.
+        best: The best fixed settings, chosen on training requests.
+        traced: Runs on traces.
+        lived: Runs on live vLLM, if there are any.
+        observations: What each policy observed on traces, float32 `[rows, fields]`.
+    """
+    folder = Path(config.output_dir)
+    parts = [_part("traces", config, traced)]
     if lived is not None:
-        lived_cells = cells_of(lived, lived.contenders, config.seed)
-        names = [NONE, BEST_FIXED]
-        names += [name for name in lived.contenders if name not in names]
-        tables += _tables("live vLLM", lived_cells, names, None)
-        pictures.append(_speedups(folder, lived_cells, names, "live vLLM"))
-        agreement = rank_agreement(traced_cells, lived_cells)
-        notes.append(
-            "Rank correlation (Spearman) of the speedups on traces and live: "
-            + ", ".join(f"{name} {value:.2f}" for name, value in agreement.items())
-            + "."
+        parts.append(_part("live", config, lived))
+    tables, pictures, summaries = [], [], {}
+    stored: dict[str, Any] = {}
+    for part in parts:
+        summaries[part.where] = summarise(part.cells)
+        main = _main_contenders(config, summaries[part.where])
+        acceptance = _acceptance(config, part, main[-1])
+        tables += summary_tables(part.where, part.shown, summaries[part.where])
+        tables += cell_tables(part.where, part.shown, part.cells)
+        if acceptance:
+            tables.append(acceptance_table(part.where, acceptance))
+        pictures += _draw(folder, config, part, main, acceptance)
+        stored[part.where] = [asdict(cell) for cell in part.cells]
+    for name, rows in observations.items():
+        artifact = load_policy(Path(config.contenders[name]["path"]))
+        pictures.append(folder / f"heat-map-{name}.png")
+        draw_heat_map(
+            pictures[-1], artifact, rows, f"What '{name}' chooses, all else at its median"
         )
-        stored |= {"live": [asdict(cell) for cell in lived_cells], "rank_agreement": agreement}
-    pictures += _timelines(folder, config, traced, lived)
+    notes = benchmark_notes(config, best, traced, lived)
     hardware = describe_hardware()
-    notes.append("Command: `" + shlex.join(sys.argv) + "`")
-    notes.append("Machine: " + json.dumps(hardware))
+    text = "\n\n".join(f"{heading}\n{aligned(rows)}" for heading, rows in tables)
+    text += "\n\n" + "\n".join(notes) + f"\n\nReport: {folder / 'report.html'}"
+    notes += ["Command: `" + shlex.join(sys.argv) + "`", "Machine: " + json.dumps(hardware)]
     stored |= {"notes": notes, "hardware": hardware, "config": resolved}
     (folder / "report.json").write_text(json.dumps(without_nan(stored), indent=1) + "\n")
-    (folder / "report.md").write_text(_markdown(tables, pictures, notes))
-    (folder / "report.html").write_text(_html(tables, pictures, notes))
-    text = "\n\n".join(f"{heading}\n{_aligned(rows)}" for heading, rows in tables)
-    return f"{text}\n\n" + "\n".join(notes[1:-2]) + f"\n\nReport: {folder / 'report.html'}"
+    (folder / "report.md").write_text(markdown(tables, pictures, notes))
+    (folder / "report.html").write_text(one_page(tables, pictures, notes))
+    return BenchmarkReport(tables, pictures, summaries, text)
 
 
-def _speedups(
-    folder: Path, cells: Sequence[BenchmarkCell], shown: Sequence[str], where: str
-) -> Path:
-    path = folder / f"speedups-{where.split()[0]}.png"
-    draw_speedups(path, cells, [name for name in shown if name != NONE], f"Speed on {where}")
-    return path
+def _part(where: str, config: BenchmarkConfig, results: Results) -> _Part:
+    """Cells of the runs; every fixed setting that served is a candidate in hindsight."""
+    fixed = {one.name for one in fixed_contenders(config)} | {BEST_FIXED, BEST_SINGLE_FIXED}
+    fixed |= {
+        name for name, section in config.contenders.items() if Contender.of(name, section).is_fixed
+    }
+    served = results.contenders
+    hindsight = [name for name in served if name in fixed]
+    shown = [NONE, BEST_FIXED, BEST_SINGLE_FIXED]
+    shown += [name for name in config.contenders if name in served and name != NONE]
+    shown += [ORACLE] if ORACLE in served else []
+    return _Part(where, results, cells_of(results, hindsight, config.seed), shown)
 
 
-def _timelines(
-    folder: Path, config: BenchmarkConfig, traced: Results, lived: Results | None
+def _main_contenders(config: BenchmarkConfig, summaries: Sequence[Summary]) -> list[str]:
+    """The best fixed settings, the fastest rules, and the policies, the first of them last."""
+    over_none = {one.contender: one.over_none for one in summaries}
+    policies = [name for name in config.policies if name in over_none]
+    rules = [name for name in config.contenders if name in over_none]
+    rules = [name for name in rules if name not in (NONE, *policies)]
+    fastest = sorted(rules, key=lambda name: over_none[name])[-_NUM_RULES_IN_COLOUR:]
+    return [BEST_FIXED, *fastest, *reversed(policies)]
+
+
+def _acceptance(config: BenchmarkConfig, part: _Part, chosen_by: str) -> dict[str, list[float]]:
+    """Accepted shares by position of every draft, where it was made, and of the drafts chosen."""
+    longest = {one.name.split(":")[0]: one.name for one in fixed_contenders(config)}
+    series = {}
+    for name in [*longest.values(), chosen_by]:
+        if name not in part.results.contenders:
+            continue
+        how = f"chosen by {name}" if name == chosen_by else f"every draft of {name}"
+        for drafter, shares in acceptance_per_pos(part.results, name).items():
+            series[f"{drafter}, {how}"] = shares
+    return series
+
+
+def _draw(
+    folder: Path,
+    config: BenchmarkConfig,
+    part: _Part,
+    main: Sequence[str],
+    acceptance: Mapping[str, Sequence[float]],
 ) -> list[Path]:
-    """The changing load under the first policy, or else the first rule, live if measured."""
-    by_path = [name for name, section in config.contenders.items() if "path" in section]
-    name = next(iter([*by_path, *(name for name in config.contenders if name != NONE)]), None)
-    drafters = [NONE, *config.drafters.max_lengths]
-    paths = []
-    for results, where in ((traced, "traces"), (lived, "live vLLM")):
-        if results is not None and name and (TIMELINE_SCENARIO, name) in results.runs:
-            path = folder / f"timeline-{where.split()[0]}.png"
-            served = results.runs[TIMELINE_SCENARIO, name][0]
-            draw_timeline(path, served, drafters, f"{name} under a changing load, {where}")
-            paths.append(path)
+    """The pictures of a part; the time line is the last main contender's."""
+    where, results = part.where, part.results
+    scenarios = {name: config.scenarios[name] for name in results.scenarios}
+    loads = {
+        name: load
+        for name, scenario in sorted(scenarios.items(), key=lambda item: item[1].max_concurrency)
+        if (load := scenario.constant_concurrency) is not None
+    }
+    named = set(part.shown) - {NONE, BEST_SINGLE_FIXED, ORACLE}
+    paths = [folder / f"speedups-{where}.png"]
+    cells = [cell for cell in part.cells if cell.contender in named]
+    draw_speedups(paths[0], cells, loads, main, f"Speed over no speculation, {where}")
+    name = main[-1]
+    if (TIMELINE_SCENARIO, name) in results.runs:
+        paths.append(folder / f"timeline-{where}.png")
+        drafters = [NONE, *config.drafters.max_lengths]
+        served = results.runs[TIMELINE_SCENARIO, name][0]
+        draw_timeline(paths[-1], served, drafters, f"'{name}' under a changing load, {where}")
+    if acceptance:
+        paths.append(folder / f"acceptance-{where}.png")
+        draw_acceptance(paths[-1], acceptance, f"Acceptance by position of the draft, {where}")
     return paths
-
-
-def _tables(
-    where: str, cells: Sequence[BenchmarkCell], shown: Sequence[str], single_fixed: str | None
-) -> list[Table]:
-    scenarios = list(dict.fromkeys(cell.scenario for cell in cells))
-    by_name = {(cell.scenario, cell.contender): cell for cell in cells}
-
-    def table(heading: str, entry: Any) -> Table:
-        rows = [[name, *(entry(by_name[at, name]) for at in scenarios)] for name in shown]
-        return f"{heading}, {where}", [["", *scenarios], *rows]
-
-    return [
-        table("Speed over no speculation", lambda cell: str(cell.over_none)),
-        table("Speed over the best fixed setting", lambda cell: str(cell.over_best_fixed)),
-        table("Output tokens per second", lambda cell: f"{cell.tok_per_s:.1f}"),
-        table("Regret against the best fixed in hindsight, s", lambda cell: f"{cell.regret_s:.1f}"),
-        table(
-            "Time per output token p50 / p99, ms",
-            lambda cell: "{:.0f} / {:.0f}".format(*cell.time_per_output_token_ms),
-        ),
-        table(
-            "Time to first token p50 / p99, ms",
-            lambda cell: "{:.0f} / {:.0f}".format(*cell.time_to_first_token_ms),
-        ),
-        table("Accepted share of draft tokens", lambda cell: _percent(cell.acceptance_rate)),
-        table("Decisions' share of engine time", lambda cell: f"{cell.decision_share:.1%}"),
-        (
-            f"Over all scenarios, {where}",
-            [
-                [
-                    "",
-                    "over none",
-                    "worst scenario",
-                    "over best single fixed",
-                    "ahead, tied, behind",
-                ],
-                *(
-                    _summary(one)
-                    for one in summarise(cells, single_fixed)
-                    if one.contender in shown
-                ),
-            ],
-        ),
-    ]
-
-
-def _summary(summary: Summary) -> list[str]:
-    verdicts = summary.verdicts
-    single = summary.over_single_fixed
-    return [
-        summary.contender,
-        f"{summary.over_none:.3f}",
-        f"{summary.worst_over_none:.3f} ({summary.worst_scenario})",
-        "-" if math.isnan(single) else f"{single:.3f}",
-        f"{verdicts['ahead']}, {verdicts['tie']}, {verdicts['behind']}",
-    ]
-
-
-def _percent(share: float) -> str:
-    return "-" if math.isnan(share) else f"{share:.0%}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-
-
-def _markdown(tables: Sequence[Table], pictures: Sequence[Path], notes: Sequence[str]) -> str:
-    parts = ["# Benchmark", *(f"![{path.stem}]({path.name})" for path in pictures)]
-    for heading, rows in tables:
-        lines = ["| " + " | ".join(row) + " |" for row in rows]
-        lines.insert(1, "|---" * len(rows[0]) + "|")
-        parts += [f"## {heading}", "\n".join(lines)]
-    parts += ["## Notes", "\n".join(f"- {note}" for note in notes)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _html(tables: Sequence[Table], pictures: Sequence[Path], notes: Sequence[str]) -> str:
-    """Everything in one file that needs no network."""
-    parts = [
-        "<!doctype html><meta charset='utf-8'><title>Benchmark</title>",
-        "<style>body{font:14px sans-serif;margin:2em;max-width:1200px}table{border-collapse:"
-        "collapse}td,th{border:1px solid #ccc;padding:3px 8px;text-align:right}"
-        "td:first-child{text-align:left}img{max-width:100%}</style><h1>Benchmark</h1>",
-    ]
-    for path in pictures:
-        data = base64.b64encode(path.read_bytes()).decode()
-        parts.append(f"<img alt='{path.stem}' src='data:image/png;base64,{data}'>")
-    for heading, rows in tables:
-        parts.append(f"<h2>{html.escape(heading)}</h2><table>")
-        for index, row in enumerate(rows):
-            tag = "td" if index else "th"
-            cells = "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in row)
-            parts.append(f"<tr>{cells}</tr>")
-        parts.append("</table>")
-    parts.append("<h2>Notes</h2><ul>")
-    parts += [f"<li>{html.escape(note)}</li>" for note in notes]
-    return "\n".join(parts) + "</ul>\n"

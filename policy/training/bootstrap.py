@@ -17,6 +17,7 @@ Example:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -77,22 +78,29 @@ def speed_ratio(ours: Sequence[Work], theirs: Sequence[Work], seed: int) -> Spee
     Raises:
         ValueError: If the sides did not serve the same numbers of requests.
     """
-    generator = np.random.default_rng(seed)
-    num_repeats = len(ours)
-    repeats = generator.multinomial(
-        num_repeats, np.full(num_repeats, 1 / num_repeats), NUM_RESAMPLES
-    )
     sums = np.zeros((4, NUM_RESAMPLES))
     totals = np.zeros(4)
-    for index, (our, their) in enumerate(zip(ours, theirs, strict=True)):
-        columns = np.stack([*our, *their])  # raises where they differ
-        num_requests = columns.shape[1]
-        drawn = generator.multinomial(
-            repeats[:, index] * num_requests, np.full(num_requests, 1 / num_requests)
-        )
+    runs = [np.stack([*our, *their]) for our, their in zip(ours, theirs, strict=True)]
+    for columns, drawn in zip(runs, _draws(seed, tuple(len(run.T) for run in runs)), strict=True):
         sums += columns @ drawn.T
         totals += columns.sum(axis=1)
     ratios = sums[0] / sums[1] * sums[3] / sums[2]
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(ratios, [tail, 1 - tail])
     return SpeedRatio(float(totals[0] / totals[1] * totals[3] / totals[2]), float(low), float(high))
+
+
+@functools.lru_cache(maxsize=4)
+def _draws(seed: int, num_requests: tuple[int, ...]) -> list[np.ndarray]:
+    """How often each request of each repeat is drawn, int64 `[resamples, requests]` a repeat.
+
+    The same for all pairs of sides that served the same numbers of requests.
+    """
+    generator = np.random.default_rng(seed)
+    num_repeats = len(num_requests)
+    shares = np.full(num_repeats, 1 / num_repeats)
+    repeats = generator.multinomial(num_repeats, shares, NUM_RESAMPLES)
+    return [
+        generator.multinomial(repeats[:, index] * count, np.full(count, 1 / count))
+        for index, count in enumerate(num_requests)
+    ]

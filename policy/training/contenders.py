@@ -25,6 +25,8 @@ from ..errors import ConfigError
 from ..step import StepRecord
 
 PLAIN = "plain"
+ORACLE = "oracle"
+VLLM = "vllm"
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Contender:
     Attributes:
         name: In the report.
         section: JSON of what decides: `{"path": "policy.pt"}`, the plugin's `baseline` section,
-            either with an own `granularity`; or `plain`, vLLM without a drafting policy.
+            either with an own `granularity`; or vLLM without a drafting policy: `plain`, and
+            `{"vllm": {…}}` with this speculative_config of its own; or `oracle`, on traces.
     """
 
     name: str
@@ -53,10 +56,33 @@ class Contender:
         section = {"name": "fixed", "drafter": drafter}
         return cls.of(name, {**section, "num_speculative_tokens": num_speculative_tokens})
 
+    @classmethod
+    def oracle(cls) -> Contender:
+        """The best choice of every step, with hindsight; see `envs.oracle_controller`."""
+        return cls.of(ORACLE, ORACLE)
+
     @property
-    def is_plain(self) -> bool:
+    def is_oracle(self) -> bool:
+        """Whether it decides with hindsight."""
+        return self.section == json.dumps(ORACLE)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is one setting for every step."""
+        section = json.loads(self.section)
+        return isinstance(section, dict) and section.get("name") == "fixed"
+
+    @property
+    def is_unhooked(self) -> bool:
         """Whether it needs an engine without a drafting policy."""
-        return self.section == json.dumps(PLAIN)
+        section = json.loads(self.section)
+        return section == PLAIN or VLLM in section
+
+    @property
+    def speculative_config(self) -> dict[str, Any] | None:
+        """What an engine without a drafting policy is started with; None: no speculation."""
+        section = json.loads(self.section)
+        return None if section == PLAIN else section[VLLM]
 
     @property
     def granularity(self) -> Granularity:
@@ -68,7 +94,7 @@ class Contender:
         section = json.loads(self.section)
         if "path" in section:
             return load_policy(Path(section["path"])).contract.granularity
-        return section.get("granularity", "batch")  # type: ignore[no-any-return]
+        return "batch" if self.is_oracle else section.get("granularity", "batch")
 
     def controller(self, contract: Contract) -> Controller:
         """What decides, on an engine of this contract.

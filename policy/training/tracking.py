@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,20 +75,25 @@ class Tracking:
         """Run id of wandb, to resume the same run."""
         return None if self._run is None else str(self._run.id)
 
-    def log_report(self, cells: list[dict[str, Any]], figure: Path) -> None:
-        """Log the comparison's table and figure."""
+    def log_report(
+        self, tables: Mapping[str, Sequence[Sequence[Any]]], figures: Mapping[str, Path]
+    ) -> None:
+        """Log a report.
+
+        Args:
+            tables: Rows by name; the first one names the columns.
+            figures: Pictures by name.
+        """
         if self._run is None:
             return
         import wandb
 
-        columns = list(cells[0])
-        rows = [[cell[column] for column in columns] for cell in cells]
-        self._run.log(
-            {
-                "comparison": wandb.Table(columns=columns, data=rows),
-                "comparison_figure": wandb.Image(str(figure)),
-            }
-        )
+        logged: dict[str, Any] = {
+            name: wandb.Table(columns=list(rows[0]), data=[list(row) for row in rows[1:]])
+            for name, rows in tables.items()
+        }
+        logged |= {name: wandb.Image(str(path)) for name, path in figures.items()}
+        self._run.log(logged)
 
     def log_policy(self, path: Path) -> None:
         """Log the exported policy as an artefact."""

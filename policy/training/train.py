@@ -240,7 +240,9 @@ def _report(evaluation: Evaluation, folder: Path, tracking: Tracking) -> None:
     )
     print(format_table(cells))
     print(f"\nReport: {paths.markdown}")
-    tracking.log_report(json.loads(paths.json.read_text())["cells"], paths.figure)
+    stored = json.loads(paths.json.read_text())["cells"]
+    rows = [list(stored[0]), *(list(cell.values()) for cell in stored)]
+    tracking.log_report({"comparison": rows}, {"comparison_figure": paths.figure})
 
 
 def describe(result: TrainResult) -> str:
