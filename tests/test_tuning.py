@@ -75,29 +75,29 @@ def tuned_with(monkeypatch, config, tok_per_s):
     return tuning.tune(config), pools[0]
 
 
-def test_every_key_is_searched_until_nothing_is_faster(monkeypatch):
-    # The best probe depends on the decay, so that the first round cannot find both.
+@pytest.mark.parametrize(("num_rounds", "decay", "score"), [(1, 0.99, 1.12), (2, 0.9, 1.25)])
+def test_every_key_is_searched_round_after_round(monkeypatch, num_rounds, decay, score):
+    gains = {(0.9, 1): 5, (0.99, 1): 9, (0.99, 2): 12, (0.9, 2): 25}
+
     def tok_per_s(section, scenario):
         if section["name"] != "goodput":
             return 100.0
-        decay = section.get("acceptance", {}).get("decay", 0.5)
-        probe = section.get("probe_after_steps", 1)
-        return 100 + {0.5: 0, 0.9: 5, 0.99: 9}[decay] + (10 if (decay, probe) == (0.9, 2) else 0)
+        at = section.get("acceptance", {}).get("decay"), section.get("probe_after_steps", 1)
+        return 100.0 + gains.get(at, 0)
 
     config = config_of(
-        "contenders=default",
         "~grids",
         "+grids={goodput: {acceptance.decay: [0.9, 0.99], probe_after_steps: [1, 2]}}",
+        f"num_rounds={num_rounds}",
     )
     found, pool = tuned_with(monkeypatch, config, tok_per_s)
-    assert found["goodput"].best.section["acceptance"] == {"decay": 0.99}
-    assert found["goodput"].best.section["match_length_table"] is False
-    assert found["goodput"].best.score == pytest.approx(1.09)
-    assert found["goodput"].trials[0].score == 1
+    best = found["goodput"].best
+    assert best.score == pytest.approx(score)
+    assert best.section["acceptance"] == {"decay": decay}
+    assert (best.section["probe_after_steps"], best.section["match_length_table"]) == (2, False)
+    assert found["goodput"].trials[0].section == config.contenders["goodput"]
     assert found["bandit_ucb"].best is found["bandit_ucb"].trials[0]
     assert len(set(pool.served)) == len(pool.served)
-    two_rounds = {**composed("tune_baselines")["contenders"]["goodput"], "probe_after_steps": 2}
-    assert any(trial.section.items() >= two_rounds.items() for trial in found["goodput"].trials)
 
 
 def test_what_is_not_faster_changes_nothing(monkeypatch):
@@ -271,4 +271,4 @@ def test_a_tuned_rule_is_at_least_as_fast_on_the_training_requests(by_script, re
             ours["cost_model"] = config.trace.cost_model
         gains.append(score(ours) / score(section))
     assert min(gains) >= 1 - 1e-9
-    assert max(gains) > 1.01
+    assert max(gains) > 1
