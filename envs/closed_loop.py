@@ -55,20 +55,30 @@ def tokens_per_s(
         min_tokens_per_slot: Tokens that a slot has at least to produce, on average.
         seed: Seed of the order.
     """
-    num_tokens = int(np.maximum(traces.num_output_tokens - first_position, 0).sum())
-    num_passes = max(1, math.ceil(num_running_reqs * min_tokens_per_slot / num_tokens))
-    rng = np.random.default_rng(seed)
-    order = np.concatenate([rng.permutation(traces.num_requests) for _ in range(num_passes)])
+    order, num_tokens = serving_order(
+        traces, num_running_reqs, first_position, min_tokens_per_slot, seed
+    )
     seconds, emitted = _serve(
         options,
         traces.starts,
         first_position,
         order,
         num_running_reqs,
-        num_passes * num_tokens,
+        num_tokens,
         prices_at(cost_model, num_running_reqs),
     )
     return emitted / seconds
+
+
+def serving_order(
+    traces: Traces, num_running_reqs: int, first_position: int, min_tokens_per_slot: int, seed: int
+) -> tuple[np.ndarray, int]:
+    """Indices of the requests in the order in which they come, and their tokens; see above."""
+    num_tokens = int(np.maximum(traces.num_output_tokens - first_position, 0).sum())
+    num_passes = max(1, math.ceil(num_running_reqs * min_tokens_per_slot / num_tokens))
+    rng = np.random.default_rng(seed)
+    order = np.concatenate([rng.permutation(traces.num_requests) for _ in range(num_passes)])
+    return order, num_passes * num_tokens
 
 
 def seconds_alone(

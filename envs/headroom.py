@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from tqdm import tqdm
@@ -23,7 +23,8 @@ from policy.errors import ConfigError, TraceError
 from .closed_loop import seconds_alone, tokens_per_s
 from .draft_options import Options, fixed_options
 from .oracles import Pricing, exact_options, optimal_s
-from .traces import Traces, read_traces
+from .rule_speed import rule_tokens_per_s
+from .traces import Traces, concatenate, read_traces
 
 _SHORT_LENGTH = 5
 """A usual longest draft, to set beside the configured one."""
@@ -54,6 +55,11 @@ class HeadroomConfig:
         min_tokens_per_slot: Tokens that each of the requests in flight stands for at least; fewer
             leave the late parts of long outputs out.
         seed: Seed of the order in which requests come.
+        rules: Rules to measure beside the oracles, by name, each as the plugin's `baseline` takes
+            it with an own `granularity`; they are served at the loads only.
+        split: `train` or `eval` requests only; null takes all.
+        max_output_tokens: Requests with longer outputs are left out; null takes all.
+        together: Whether there are tables of all files together, too.
     """
 
     traces: str | None
@@ -63,6 +69,10 @@ class HeadroomConfig:
     first_position: int = 0
     min_tokens_per_slot: int = 2**17
     seed: int = 0
+    rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    split: str | None = None
+    max_output_tokens: int | None = None
+    together: bool = False
 
     def __post_init__(self) -> None:
         if not self.traces:
@@ -78,6 +88,8 @@ class HeadroomConfig:
                 f"first_position {self.first_position} and min_tokens_per_slot "
                 f"{self.min_tokens_per_slot} make no sense; use 0 or 1, and 1 or more."
             )
+        if self.rules and self.first_position:
+            raise ConfigError("Rules take a step for the first token; set first_position=0.")
 
 
 @dataclass(frozen=True)
@@ -116,10 +128,9 @@ def measure_headroom(config: HeadroomConfig) -> tuple[Headroom, ...]:
             f"There is no .parquet file in {source}; collect or import traces, and name their "
             "folder."
         )
-    files = {path: read_traces(path) for path in paths}
-    for path, traces in files.items():
-        if traces.num_output_tokens.max() < 2:
-            raise TraceError(f"{path} holds no output of two tokens; collect longer ones.")
+    files = {path: _selected(path, config) for path in paths}
+    if config.together and len(files) > 1:
+        files[Path("all files")] = concatenate([*files.values()])
     cells = [(path, load) for path in files for load in config.concurrency]
     by_load: dict[Path, dict[int, dict[str, str]]] = {path: {} for path in files}
     for path, load in tqdm(cells, desc="measuring", unit="cell", delay=2):
@@ -132,6 +143,18 @@ def measure_headroom(config: HeadroomConfig) -> tuple[Headroom, ...]:
         )
         for path, traces in files.items()
     )
+
+
+def _selected(path: Path, config: HeadroomConfig) -> Traces:
+    """A file's requests, as far as they are asked for."""
+    traces = read_traces(path)
+    if config.split is not None:
+        traces = traces.of_split(config.split)
+    if config.max_output_tokens is not None:
+        traces = traces.select(np.flatnonzero(traces.num_output_tokens <= config.max_output_tokens))
+    if not traces.num_requests or traces.num_output_tokens.max() < 2:
+        raise TraceError(f"{path} holds no output of two tokens; collect longer ones.")
+    return traces
 
 
 def _at_load(
@@ -160,6 +183,17 @@ def _at_load(
         figures[f"best fixed {drafter} (length)"] = f"{best / plain:.2f} ({length})"
     for name, options in _oracles(traces, config.max_length).items():
         figures[name] = f"{rate(options) / plain:.2f}"
+    for name, section in config.rules.items():
+        speed = rule_tokens_per_s(
+            traces,
+            section,
+            cost_model,
+            load,
+            max_length=config.max_length,
+            min_tokens_per_slot=config.min_tokens_per_slot,
+            seed=config.seed,
+        )
+        figures[name] = f"{speed / plain:.2f}"
     return figures
 
 

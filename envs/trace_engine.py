@@ -91,13 +91,16 @@ class TraceEngine:
     def serve(self, arrivals: Arrivals, controller: Controller) -> Served:
         """Serve a scenario to its end, the controller deciding as in the production hook.
 
-        Requests beyond `max_num_seqs` wait; an engine without requests skips to the next one.
+        Requests beyond `max_num_seqs` wait; an engine without requests skips to the next one. It
+        starts anew, so that what was served before makes no difference.
 
         Args:
             arrivals: The scenario's requests.
             controller: Decides after every step that gave a request a token.
         """
-        self._abort_all()
+        self._engines = make_engines(self._contract, self.config, num_engines=1)
+        self._req_ids.clear()
+        self._finished.clear()
         ledger, waiting = Ledger(self._contract), deque[WorkloadRequest]()
         decision_s = 0.0
         step: EngineStep | None = None

@@ -206,6 +206,26 @@ def test_it_serves_with_any_drafters(drafters, granularity):
     assert action == [[len(drafters) - 1, lengths[-1]]]
 
 
+@pytest.mark.parametrize("granularity", ["batch", "request"])
+@pytest.mark.parametrize(("share", "drafter"), [(1.0, 0), (0.51, 0), (0.49, EAGLE), (0.0, EAGLE)])
+def test_an_old_backlog_is_charged_in_part(granularity, share, drafter):
+    # A draft of one token brings .8 more: worth up to 8 of the 10 ms of a step. Reading takes 1 ms
+    # a token; of 15 unread ones one is new, so that half of the others makes it 8.
+    acceptance = AcceptanceConfig(prior_rate=0.8)
+    one_token = Contract(("none", "eagle3"), (0, 1), granularity)
+    config = GoodputConfig("-", probe_after_steps=0, backlog_share=share, acceptance=acceptance)
+    prices = CostModel.from_weights({"num_engine_steps": 0.01, "num_draft_pass_tokens": 0.001})
+    record = step_of([(0, 0, 0)], states=[(1, 15)])
+    (action,) = GoodputController(one_token, prices, config).decide(record, None).tolist()
+    assert action == ([1, 1] if drafter else [0, 0])
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_a_share_beyond_the_whole_backlog_is_refused(share):
+    with pytest.raises(ConfigError, match=r"backlog_share is .*; make it 0 to 1\."):
+        GoodputConfig("-", backlog_share=share)
+
+
 def test_a_negative_patience_is_refused():
     with pytest.raises(ConfigError) as refusal:
         GoodputConfig("-", probe_after_steps=-1)

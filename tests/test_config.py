@@ -24,8 +24,8 @@ CONF = ROOT / "conf"
 OPTIONS = sorted(
     f"{path.parent.relative_to(CONF)}={path.stem}"
     for path in CONF.glob("*/**/*.yaml")
-    # Groups of collect.yaml and evaluate.yaml, tested in test_collection.py and test_scenario.py.
-    if path.parent.name not in ("launcher", "scenario")
+    # Groups of other scripts, tested in test_collection.py, test_scenario.py and test_tuning.py.
+    if path.parent.name not in ("launcher", "scenario", "contenders")
 )
 OmegaConf.register_new_resolver("repository", lambda: str(ROOT), replace=True)
 

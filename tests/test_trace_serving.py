@@ -55,6 +55,15 @@ def serve(engine, controller, scenario=SCENARIO, seed=3):
     )
 
 
+def test_what_was_served_before_makes_no_difference(trace_engine):
+    contract = trace_engine.contract
+    first = serve(trace_engine, FixedController(contract, "none"))
+    serve(trace_engine, FixedController(contract, "eagle3", 3))
+    again = serve(trace_engine, FixedController(contract, "none"))
+    assert again.busy_s == first.busy_s
+    np.testing.assert_array_equal(again.steps, first.steps)
+
+
 def test_every_policy_serves_the_same_requests_to_their_ends(trace_engine):
     contract = trace_engine.contract
     runs = [

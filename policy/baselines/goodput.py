@@ -31,16 +31,23 @@ class GoodputConfig:
         probe_after_steps: Steps without a model draft after which one is made to see what it is
             worth now; 0 never does.
         acceptance: How acceptance is estimated.
+        backlog_share: Share of a request's older unread tokens that the next model draft is
+            charged with. 1 is what it takes; but a request that copied for a while may then put
+            EAGLE off for ever, as its backlog grows with every step, where reading it once would
+            pay for many steps.
     """
 
     cost_model: str
     match_length_table: bool = True
     probe_after_steps: int = 256
     acceptance: AcceptanceConfig = field(default_factory=AcceptanceConfig)
+    backlog_share: float = 1.0
 
     def __post_init__(self) -> None:
         if self.probe_after_steps < 0:
             raise ConfigError(f"probe_after_steps is {self.probe_after_steps}; make it 0 or more.")
+        if not 0 <= self.backlog_share <= 1:
+            raise ConfigError(f"backlog_share is {self.backlog_share}; make it 0 to 1.")
 
 
 class GoodputController:
@@ -100,7 +107,7 @@ class GoodputController:
         drafted = np.zeros((record.num_rows, len(self._actions)))
         gain = np.zeros_like(drafted)
         has_model = np.zeros(record.num_rows, bool)
-        num_pending_tokens = np.zeros(record.num_rows, np.int64)
+        num_charged_tokens = np.zeros(record.num_rows)
         column = 1
         for drafter in self._tokens:
             columns = slice(column, column := column + self._contract.max_lengths[drafter])
@@ -110,8 +117,10 @@ class GoodputController:
             gain[:, columns] = self._acceptance.of_offers(drafter, record).cumsum(axis=1)
         for drafter in self._models:
             state = record.model_states[self._contract.drafters[drafter]]
-            num_pending_tokens = state.num_pending_tokens
-            has_model = state.fresh & (num_pending_tokens > 0)
+            num_pending = state.num_pending_tokens
+            num_new = np.minimum(num_pending, record.num_emitted_tokens)
+            num_charged_tokens = num_new + self._config.backlog_share * (num_pending - num_new)
+            has_model = state.fresh & (num_pending > 0)
             drafted[has_model, column:] = self._actions[column:, 1]
             gain[has_model, column:] = self._acceptance.of_model(drafter).cumsum()
         prices = self._prices.at(record.num_running_reqs)
@@ -123,6 +132,6 @@ class GoodputController:
             drafted=drafted,
             gain=gain,
             has_model=has_model,
-            num_pending_tokens=num_pending_tokens,
+            num_pending_tokens=num_charged_tokens,
             num_context_tokens=record.num_context_tokens,
         )

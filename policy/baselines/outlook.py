@@ -30,7 +30,7 @@ class Outlook:
             drafter has nothing for it.
         gain: Of those, the expected accepted ones, of the same shape.
         has_model: Whether the model drafter can draft for the row, bool `[rows]`.
-        num_pending_tokens: Tokens it then reads first, int64 `[rows]`.
+        num_pending_tokens: Tokens it is charged for reading first, float64 `[rows]`.
         num_context_tokens: int64 `[rows]`.
     """
 

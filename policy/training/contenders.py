@@ -47,7 +47,7 @@ class Contender:
     def of(cls, name: str, section: Mapping[str, Any] | str) -> Contender:
         """A contender from its section of the configuration."""
         plain = section if isinstance(section, str) else dict(section)
-        return cls(name, json.dumps(plain, sort_keys=True))
+        return cls(name, json.dumps(plain))  # order matters to `ema_tiers`
 
     @classmethod
     def fixed(cls, drafter: str, num_speculative_tokens: int = 0) -> Contender:
