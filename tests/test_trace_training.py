@@ -21,6 +21,7 @@ from stable_baselines3.common.save_util import load_from_zip_file
 import policy.training.train
 from envs.draft_env import EpisodeConfig
 from envs.draft_vec_env import DraftVecEnv
+from envs.request_vec_env import RequestVecEnv
 from envs.simulator_state import TraceEngineConfig
 from envs.trace_workload import TraceWorkload
 from policy.artifact import load_policy
@@ -29,7 +30,7 @@ from policy.cost_model import CostModel
 from policy.errors import DraftgymError
 from policy.training.checkpoint import find_checkpoint, start_from
 from policy.training.config import PpoConfig, TrainConfig
-from policy.training.ppo import build_ppo
+from policy.training.ppo import build_ppo, to_module
 from policy.training.train import train
 
 from .synthetic_traces import PRICES_S, make_cost_model, make_traces
@@ -133,6 +134,31 @@ def test_a_resumed_training_ends_as_one_that_never_stopped(straight, overrides, 
     assert differences(parameters_of(other.folder), parameters_of(straight.folder))
 
 
+PER_REQUEST = (
+    "env.granularity=request",
+    "env.trace.seats_per_load=4",
+    "ppo.final_learning_rate=0.0",
+    "imitate={rule: {name: fixed, drafter: ngram, num_speculative_tokens: 3}, rows_per_load: 64, "
+    "epochs: 20, learning_rate: 0.01, critic_rollouts: 1}",
+)
+
+
+def test_a_training_in_which_every_request_decides_can_be_resumed(overrides, tmp_path):
+    whole = trained(tmp_path / "whole", *overrides, *PER_REQUEST)
+    artifact = load_policy(whole.policy)
+    assert artifact.contract == TRACES.contract(granularity="request")
+    with (whole.folder / "progress.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2
+    assert float(rows[0]["actions/share_ngram"]) > 0.5, "it began otherwise than the rule"
+    for row in rows:
+        for load in (1, 2):
+            assert 0.1 < float(row[f"throughput/speedup_at_{load}"]) < 10
+    half = whole.folder / "checkpoints" / "step_00000128"
+    resumed = trained(tmp_path / "resumed", *overrides, *PER_REQUEST, f"resume={half}")
+    assert differences(parameters_of(resumed.folder), parameters_of(whole.folder)) == []
+
+
 def test_a_second_stage_begins_with_the_weights_of_the_first(overrides, tmp_path, monkeypatch):
     """As `experiment=curriculum`, whose second stage is live: here both stages are on traces."""
     config, resolved = config_of(f"output_dir={tmp_path}", *overrides)
@@ -170,7 +196,8 @@ def test_a_second_stage_begins_with_the_weights_of_the_first(overrides, tmp_path
 
 def test_a_start_from_a_checkpoint_takes_its_weights_and_nothing_else(straight, overrides):
     config, _ = config_of("output_dir=nowhere", *overrides)
-    vec_env = policy.training.train._make_vec_env(config)
+    replayed = policy.training.train._read_traces(config)
+    vec_env = policy.training.train._make_vec_env(config, replayed)
     model = build_ppo(vec_env, config.ppo, seed=9)
     generators = vec_env.state_dict()
     start_from(find_checkpoint(straight.folder), model)
@@ -227,9 +254,12 @@ def test_a_signal_saves_and_the_training_goes_on_from_there(overrides, tmp_path)
         (["env.trace.files=[nowhere.parquet]"], "no trace file nowhere.parquet"),
         (["env.trace.files=[]"], "trace.files is empty"),
         (["env.trace.cost_model=nowhere.json"], "no cost model nowhere.json"),
-        (["ppo.batch_size=48"], "A rollout of 64 steps (ppo.n_steps 16 in 4 engines)"),
+        (["ppo.batch_size=48"], "A rollout of 64 steps (ppo.n_steps 16 in 4 environments)"),
         (["env.trace.num_envs=5"], "not a multiple of ppo.batch_size 32"),
         (["env.trace.num_envs=0"], "trace.num_envs is 0"),
+        (["env.trace.seats_per_load=0"], "trace.seats_per_load is 0"),
+        (["imitate={rule: {name: goodput}}", "start_from=a"], "both give the first weights"),
+        (["ppo.final_learning_rate=-1.0"], "ppo.final_learning_rate is -1.0"),
         (["resume=a", "start_from=b"], "resume goes on with a run"),
         (["resume=nowhere"], "No checkpoint at nowhere"),
         (["start_from=nowhere"], "No checkpoint at nowhere"),
@@ -247,6 +277,18 @@ def test_settings_that_cannot_work_are_refused_in_a_sentence(overrides, tmp_path
     assert said in sentence
     assert re.fullmatch(r"[^\n]+; [^\n]+\.", sentence), f"no sentence with a mend: {sentence}"
     assert not (tmp_path / "policy.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("env.granularity=request", "trained on traces; add env=trace"),
+        ("imitate={rule: {name: goodput}}", "imitated on traces; add env=trace"),
+    ],
+)
+def test_what_needs_traces_is_refused_on_live_vllm(change, said):
+    with pytest.raises(DraftgymError, match=said):
+        config_of("output_dir=nowhere", change)
 
 
 def test_the_script_ends_with_that_sentence(overrides, tmp_path):
@@ -276,17 +318,18 @@ def one_sided_traces(best):
     return replace(traces, drafters=drafters)
 
 
-def measured(model, vec_env, steps=60):
+def measured(model, steps=60):
     """Tokens and time against no speculation under the learner's own actions, and their shares."""
     tokens = time_taken = 0.0
     chosen = []
-    observations = vec_env.reset()
+    choices = model.get_env()
+    observations = choices.reset()
     for _ in range(steps):
         actions, _ = model.predict(observations, deterministic=False)
-        observations, _, _, infos = vec_env.step(actions)
+        observations, _, _, infos = choices.step(actions)
         tokens += sum(info["reward_tokens"] for info in infos)
         time_taken += sum(info["reward_time"] for info in infos)
-        chosen += [action[0] if action[1] else 0 for action in actions]
+        chosen += choices.table[actions, 0].tolist()
     return tokens / time_taken, np.bincount(chosen, minlength=3) / len(chosen)
 
 
@@ -312,9 +355,40 @@ def test_ppo_finds_the_drafter_that_is_plainly_best(best, least_speedup):
         hidden_layers=(16,),
     )
     model = build_ppo(vec_env, config, seed=0)
-    untrained, _ = measured(model, vec_env)
+    untrained, _ = measured(model)
     model.learn(config.total_timesteps)
-    speedup, shares = measured(model, vec_env)
+    speedup, shares = measured(model)
     vec_env.close()
     assert speedup > max(least_speedup, 1.1 * untrained)
     assert shares[("none", "ngram", "eagle3").index(best)] > 0.85
+
+
+@pytest.mark.parametrize("best", ["none", "ngram", "eagle3"])
+def test_ppo_finds_it_for_every_request_too(best):
+    traces = one_sided_traces(best)
+    vec_env = RequestVecEnv(
+        TraceWorkload(traces, (1, 4), 40),
+        CostModel.from_weights(PRICES_S),
+        traces.contract(granularity="request"),
+        TraceEngineConfig(),
+        seats_per_load=32,
+    )
+    config = PpoConfig(
+        total_timesteps=30_000,
+        n_steps=16,
+        batch_size=256,
+        n_epochs=4,
+        learning_rate=3e-3,
+        hidden_layers=(16,),
+    )
+    model = build_ppo(vec_env, config, seed=0)
+    model.learn(config.total_timesteps)
+    module, observations, chosen = to_module(model, vec_env.contract), vec_env.reset(), []
+    for _ in range(40):
+        with torch.inference_mode():
+            actions = module(torch.from_numpy(observations)).numpy()
+        chosen += actions[(observations != vec_env.contract.low).any(axis=1)].tolist()
+        observations, *_ = vec_env.step(actions)
+    vec_env.close()
+    drafters = np.array(chosen)[:, 0]
+    assert (drafters == ("none", "ngram", "eagle3").index(best)).mean() > 0.85

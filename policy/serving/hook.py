@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from vllm.v1.outputs import DraftTokenIds
 
-from ..contract import MODEL_DRAFTERS, NONE, Contract
+from ..contract import MODEL_DRAFTERS, NONE, Contract, Granularity
 from ..controllers import Controller, admitted_lengths, judges_drafts
 from ..observation import ObservationBuilder
 from ..step import StepRecord
@@ -131,6 +131,16 @@ class SpeculationHook:
         # vLLM skips drafting for the whole batch when one request nears the maximal length, which
         # would leave holes in the drafter's KV cache; here each draft is clipped on its own.
         self._runner._input_fits_in_drafter = lambda attn_metadata: attn_metadata is not None
+
+    def hand_over(self, controller: Controller, granularity: Granularity) -> None:
+        """Let another controller decide, which knows nothing of the steps before.
+
+        Args:
+            controller: Decides from the next step on.
+            granularity: Whether it observes the batch, or each request too.
+        """
+        self.controller = controller
+        self._builder = ObservationBuilder(replace(self.contract, granularity=granularity))
 
     def _capture(self, *arguments: Any) -> list[list[int]]:
         """Stand in for `GPUModelRunner.propose_draft_token_ids`: keep what it would use."""

@@ -125,7 +125,7 @@ def restore(checkpoint: Checkpoint, model: PPO) -> None:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(folder, error) from error
     assert model.env is not None
-    model.env._reset_seeds()  # or the first reset would seed the environment anew
+    model.env.unwrapped._reset_seeds()  # or the first reset would seed the environment anew
 
 
 def start_from(checkpoint: Checkpoint, model: PPO) -> None:

@@ -109,8 +109,19 @@ class Contender:
             if len(section) > 1:
                 raise ConfigError(f"{self.name} has more than a path; remove the rest.")
             artifact = load_policy(Path(section["path"]))
+            theirs = replace(artifact.contract, granularity=contract.granularity)
+            if theirs != contract:
+                raise ConfigError(
+                    f"{self.name} chooses from {_described(artifact.contract)}, the engine has "
+                    f"{_described(contract)}; make drafters.max_lengths the policy's."
+                )
             return SafeController(PolicyController(artifact), contract)
         return build_baseline(replace(contract, granularity=granularity), section)
+
+
+def _described(contract: Contract) -> str:
+    pairs = zip(contract.drafters[1:], contract.max_lengths[1:], strict=True)
+    return ", ".join(f"{drafter} up to {length}" for drafter, length in pairs)
 
 
 class TimedController:

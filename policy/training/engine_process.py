@@ -228,7 +228,7 @@ class _Server:
         hook, controller = self._engine.hook, None
         if hook is not None:
             controller = TimedController(contender.controller(self._engine.contract))
-            hook.controller = controller
+            hook.hand_over(controller, contender.granularity)
         requests = self._workloads[block.split].requests(block.seed, block.scenario.slots())
         served = self._engine.serve_scenario(Arrivals(block.scenario, requests, block.seed))
         return replace(served, decision_s=controller.decision_s) if controller else served
