@@ -174,6 +174,7 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
     recorded, offers, is_model = replay.recorded, replay.offers, replay.is_model
     rows, told, row_entry = engines.table.rows[e], engines.table.told[e], engines.row_entry[e]
     survival, row_survival = replay.survival, engines.table.survival[e]
+    teller, expected = replay.teller, engines.table.expected[e]
     pledges, row_slot = engines.pledges[e], engines.row_slot[e]
     counters.steps_since_draft += 1
     counters.num_rows = counters.num_scheduled_tokens = 0
@@ -225,7 +226,7 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
         is_model_draft = request.draft_length > 0 and is_model[request.draft_drafter] > 0
         num_known = request.draft_length if is_model_draft else 0
         for position in range(num_known):
-            row_survival[row, position] = survival[at, position]
+            row_survival[row, position] = survival[teller[request.draft_drafter], at, position]
         if num_known < row_survival.shape[1]:
             row_survival[row, num_known] = np.nan  # nobody reads beyond
         _emit(request, source, counters, rows[row], accepted)
@@ -243,6 +244,7 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
             told[drafter - 1, 0, row] = offer.match_length if has_offer else 0
             told[drafter - 1, 1, row] = offer.num_matches if has_offer else 0
             told[drafter - 1, 2, row] = offer.length if has_offer else 0
+            expected[drafter - 1, row] = offer.expected if has_offer else 0
             if has_offer and offer.length > 0 and pledge.start < 0:
                 pledge.start = request.num_emitted
                 pledge.length = offer.length
@@ -343,7 +345,7 @@ def _observe(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
         engines.history,
         slots,
         engines.load[e],
-        RowTable(table.rows[e], table.told[e], table.survival[e]),
+        RowTable(table.rows[e], table.told[e], table.expected[e], table.survival[e]),
         num_rows,
         engines.observation[e],
     )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policy.contract import MODEL_DRAFTERS, Contract
+from policy.contract import MODEL_DRAFTERS, SURVIVAL_DRAFTERS, Contract
 from policy.cost_model import FEATURES, CostModel
 from policy.errors import ConfigError, TraceError
 from policy.features import History, RowTable
@@ -68,6 +68,7 @@ RECORDED = np.dtype(
 OFFER = np.dtype(
     [
         ("num_matches", np.int32),  # occurrences of a token drafter's match
+        ("expected", np.float32),  # survival of a token drafter's draft, summed, where it tells it
         ("match_length", np.uint8),
         ("length", np.uint8),  # tokens drafted
         ("accepted", np.uint8),  # leading ones the target emits
@@ -127,7 +128,9 @@ class Replay(NamedTuple):
     Attributes:
         recorded: `RECORDED` `[requests]`.
         offers: `OFFER` `[positions, drafters]`.
-        survival: Of the model drafter's tokens, float32 `[positions, max length]`.
+        survival: Of the tokens of those drafters that tell it, float32
+            `[tellers, positions, max length]`.
+        teller: Place of each drafter among them, int32 `[drafters]`; -1 where it does not tell.
         seconds: Cost by running requests and feature, float64 `[loads, FEATURES]`.
         max_lengths: Of the contract, int32 `[drafters]`.
         is_model: Whether a drafter runs a model, uint8 `[drafters]`.
@@ -142,6 +145,7 @@ class Replay(NamedTuple):
     recorded: np.ndarray
     offers: np.ndarray
     survival: np.ndarray
+    teller: np.ndarray
     seconds: np.ndarray
     max_lengths: np.ndarray
     is_model: np.ndarray
@@ -221,8 +225,11 @@ def make_replay(
         recorded["num_uncached"] = recorded["num_prompt"] - num_cached
     num_positions = int(traces.starts[-1])
     offers = np.zeros((num_positions, len(contract.drafters)), OFFER)
+    tellers = [name for name in contract.drafters if name in SURVIVAL_DRAFTERS]
     survival = np.full(
-        (num_positions, max(1, contract.max_num_speculative_tokens)), np.nan, np.float32
+        (max(1, len(tellers)), num_positions, max(1, contract.max_num_speculative_tokens)),
+        np.nan,
+        np.float32,
     )
     for index, name in enumerate(contract.drafters[1:], start=1):
         drafter, length = traces.drafters[name], contract.max_lengths[index]
@@ -230,15 +237,20 @@ def make_replay(
         offer["length"] = np.minimum(drafter.num_draft_tokens, length)
         offer["accepted"] = np.minimum(drafter.num_accepted_tokens, length)
         if drafter.survival is not None:
-            survival[:, :length] = drafter.survival[:, :length]
+            survival[tellers.index(name), :, :length] = drafter.survival[:, :length]
+            offer["expected"] = np.nansum(drafter.survival[:, :length], axis=1)
         if drafter.match_length is not None:
             offer["match_length"] = drafter.match_length
+        if drafter.num_matches is not None:
             offer["num_matches"] = drafter.num_matches
     is_model = np.array([name in MODEL_DRAFTERS for name in contract.drafters], np.uint8)
     return Replay(
         recorded=recorded,
         offers=offers,
         survival=survival,
+        teller=np.array(
+            [tellers.index(name) if name in tellers else -1 for name in contract.drafters], np.int32
+        ),
         seconds=cost_model.weights_at(np.arange(config.max_num_seqs + 1)),
         max_lengths=np.array(contract.max_lengths, np.int32),
         is_model=is_model,

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from policy.contract import MODEL_DRAFTERS, NONE, Contract
+from policy.contract import MODEL_DRAFTERS, Contract
 from policy.errors import ConfigError
 
 from .live import DraftersConfig, ModelConfig, engine_config, load_tokenizer
@@ -103,8 +103,7 @@ class TimingJob:
     @property
     def actions(self) -> list[tuple[int, int]]:
         """Every action of the grid."""
-        lengths = self.drafters.max_lengths
-        return self.grid.actions(Contract((NONE, *lengths), (0, *lengths.values())))
+        return self.grid.actions(self.drafters.contract())
 
     def visits(self) -> list[tuple[int, int]]:
         """Load and context of every visit, in their order."""

@@ -29,10 +29,13 @@ from .errors import ContractError
 CONTRACT_VERSION = 1
 
 NONE = "none"
-TOKEN_DRAFTERS = ("ngram",)
+TOKEN_DRAFTERS = ("ngram", "suffix")
 """Drafters that read tokens only: scored at every step without drafting for real."""
 MODEL_DRAFTERS = ("eagle3", "eagle", "draft_model", "mtp")
 """Drafters that run a model and therefore keep a KV cache; at most one is loaded."""
+
+SURVIVAL_DRAFTERS = ("suffix", *MODEL_DRAFTERS)
+"""Drafters that tell how likely each of their tokens survives verification."""
 
 MAX_TOKEN_DRAFT_LENGTH = 16
 NUM_ACCEPTANCE_POSITIONS = 3
@@ -109,6 +112,14 @@ def _drafter_fields(drafter: str, max_length: int) -> list[Field]:
                 "Mean length of the match behind the draft on offer; 0 without a match.",
             ),
             Field(
+                f"{drafter}_expected_accepted_tokens",
+                "tokens",
+                0,
+                max_length,
+                "Mean of the survival probabilities summed over the draft on offer.",
+            )
+            if drafter in SURVIVAL_DRAFTERS
+            else Field(
                 f"{drafter}_num_matches_log2",
                 "log2(1 + matches)",
                 0,

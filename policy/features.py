@@ -11,7 +11,13 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from .contract import MODEL_DRAFTERS, NONE, NUM_ACCEPTANCE_POSITIONS, Contract
+from .contract import (
+    MODEL_DRAFTERS,
+    NONE,
+    NUM_ACCEPTANCE_POSITIONS,
+    SURVIVAL_DRAFTERS,
+    Contract,
+)
 
 DECAY = 0.98
 """Weight that past samples keep when a step brings a newer one: about 50 such steps of memory."""
@@ -34,6 +40,7 @@ class Layout(NamedTuple):
 
     Attributes:
         is_model: Whether each drafter but `none` runs a model, uint8 `[drafters - 1]`.
+        tells_survival: Whether it tells how likely its tokens survive, uint8 `[drafters - 1]`.
         prior: Samples assumed before the first one, float32 `[drafters - 1, samples]`.
         is_log2: Whether a field is a logarithm, uint8 `[fields]`.
         low: Lower bounds, float32 `[fields]`.
@@ -41,6 +48,7 @@ class Layout(NamedTuple):
     """
 
     is_model: np.ndarray
+    tells_survival: np.ndarray
     prior: np.ndarray
     is_log2: np.ndarray
     low: np.ndarray
@@ -49,13 +57,16 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, contract: Contract) -> Layout:
         """The layout of a contract."""
-        is_model = [drafter in MODEL_DRAFTERS for drafter in contract.drafters if drafter != NONE]
+        drafters = [drafter for drafter in contract.drafters if drafter != NONE]
+        is_model = [drafter in MODEL_DRAFTERS for drafter in drafters]
+        tells_survival = [drafter in SURVIVAL_DRAFTERS for drafter in drafters]
         prior = np.full((len(is_model), _NUM_SAMPLES), _PRIOR_RATE, np.float32)
         prior[:, _LENGTH] = 1 + _PRIOR_RATE
         prior[~np.array(is_model, bool), _COUNTERFACTUAL] = 0
         is_log2 = [name.endswith("_log2") for name in contract.field_names]
         return cls(
             np.array(is_model, np.uint8),
+            np.array(tells_survival, np.uint8),
             prior,
             np.array(is_log2, np.uint8),
             contract.low,
@@ -121,12 +132,15 @@ class RowTable(NamedTuple):
         told: What each drafter but `none` tells of itself, int32 `[drafters - 1, 4, rows]`: match
             length, matches, tokens on offer and counterfactually accepted tokens (-1: no sample)
             of a token drafter; freshness and pending tokens of a model drafter.
+        expected: Survival summed over the draft on offer of a token drafter that tells it, float32
+            `[drafters - 1, rows]`.
         survival: Survival of the model drafter's verified drafts, float32 `[rows, max length]`;
             NaN behind them, of which only the first is read.
     """
 
     rows: np.ndarray
     told: np.ndarray
+    expected: np.ndarray
     survival: np.ndarray
 
     @classmethod
@@ -137,6 +151,7 @@ class RowTable(NamedTuple):
         return cls(
             np.zeros(shape, ROW),
             np.zeros((*outer, len(contract.drafters) - 1, 4, num_rows), np.int32),
+            np.zeros((*outer, len(contract.drafters) - 1, num_rows), np.float32),
             np.full((*outer, num_rows, length), np.nan, np.float32),
         )
 
@@ -184,6 +199,7 @@ def _observe_group(
     num_drafters, count = len(layout.is_model), last - first
     rows, steps_since = table.rows, history.steps_since
     is_model, is_log2, low, high = layout.is_model, layout.is_log2, layout.low, layout.high
+    tells_survival = layout.tells_survival
     out[0] = load[0]
     out[1] = load[1]
     out[2] = load[2]
@@ -237,6 +253,8 @@ def _observe_group(
             out[field + 1] = num_offers / count
             out[field + 2] = match_length / count
             out[field + 3] = num_matches / count
+            if tells_survival[index]:
+                out[field + 3] = _mean(table.expected[index], first, last)
             out[field + 4] = num_offered / count
             out[field + 5] = _recent(total, weight, prior, _COUNTERFACTUAL)
             field += 6
@@ -302,7 +320,7 @@ def _recent(
 
 @njit(nogil=True, error_model="numpy")
 def _mean(values: np.ndarray, first: int, last: int) -> float:  # pragma: no cover - compiled
-    total = 0  # whole numbers add up faster as such; Numba compiles both
-    for row in range(first, last):
+    total = values[first]  # whole numbers add up faster as such; Numba compiles both kinds
+    for row in range(first + 1, last):
         total += values[row]
     return total / (last - first)

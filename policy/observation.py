@@ -137,6 +137,8 @@ def _row_table(contract: Contract, record: StepRecord) -> RowTable:
             table.told[index, 1] = offer.num_matches
             table.told[index, 2] = offer.num_draft_tokens
             table.told[index, 3] = offer.counterfactual_accepted
+            if offer.survival is not None:
+                table.expected[index] = np.nansum(offer.survival, axis=1)
         else:
             state = record.model_states[drafter]
             table.told[index, 0] = state.fresh

@@ -21,10 +21,14 @@ DRAFTERS = DraftersConfig(max_lengths={"ngram": 8, "eagle3": 4})
 KINDS = {"code": 1.0, "edit": 1.0, "maths": 1.0, "chat": 1.0}
 
 
-def make_engine(drafting_policy: dict[str, Any] | None = None, **model: Any) -> VllmEngine:
+def make_engine(
+    drafting_policy: dict[str, Any] | None = None,
+    drafters: DraftersConfig = DRAFTERS,
+    **model: Any,
+) -> VllmEngine:
     """A hooked live engine; by default the caller decides."""
     settings = ModelConfig(**{**vars(MODEL), **model})
-    return VllmEngine(engine_config(settings, DRAFTERS, drafting_policy))
+    return VllmEngine(engine_config(settings, drafters, drafting_policy))
 
 
 def make_unhooked_engine(num_speculative_tokens: int) -> VllmEngine:

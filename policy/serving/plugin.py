@@ -21,7 +21,7 @@ from ..baselines.fixed import FixedController
 from ..contract import MODEL_DRAFTERS, NONE, Contract
 from ..controllers import Controller, PolicyController, SafeController
 from ..errors import DraftgymError, EngineError
-from .config import DraftingPolicyConfig
+from .config import DraftingPolicyConfig, require_packages
 
 logger = logging.getLogger("vllm.draftgym")
 
@@ -155,7 +155,9 @@ def check_drafters(contract: Contract, vllm_config: Any) -> None:
 
     Raises:
         EngineError: In one sentence that names the mend.
+        ConfigError: If the package of a drafter is missing.
     """
+    require_packages(contract)
     speculative = vllm_config.speculative_config
     longest = contract.max_num_speculative_tokens
     if longest > speculative.num_speculative_tokens:
