@@ -65,7 +65,9 @@ class CollectionJob:
         """Header of the traces."""
         settings = self.drafters.settings
         return TraceHeader(
-            max_lengths=dict(self.drafters.max_lengths),
+            max_lengths={
+                name: self.drafters.max_lengths[name] for name in self.drafters.contract().proposers
+            },
             target=self.model.target,
             output_tokens=self.workload.output_tokens,
             max_model_len=self.model.max_model_len,

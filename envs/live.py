@@ -11,7 +11,7 @@ import numpy as np
 
 from policy.contract import MODEL_DRAFTERS, NONE, Contract
 from policy.errors import ConfigError
-from policy.serving.config import DrafterSettings, require_packages
+from policy.serving.config import DrafterSettings, check_settings
 
 from .draft_env import DraftEnv, EpisodeConfig
 from .engine import EngineConfig
@@ -122,10 +122,10 @@ def engine_config(
         drafting_policy: draftgym's section; None lets the caller decide through the hook.
 
     Raises:
-        ConfigError: If the package of a drafter is missing.
+        ConfigError: If a drafter cannot work here or as set.
     """
     if drafters is not None:
-        require_packages(drafters.contract())
+        check_settings(drafters.contract(), drafters.settings)
     policy = drafting_policy or {"external": True}
     if drafters is not None and "path" not in policy:
         policy = {**policy, "drafters": dict(drafters.max_lengths)}

@@ -41,7 +41,7 @@ class _Recording:
     def __init__(self, request: WorkloadRequest, contract: Contract) -> None:
         self.request = request
         self.output_token_ids: list[int] = []
-        self.offers: dict[str, dict[int, _Offer]] = {name: {} for name in contract.drafters[1:]}
+        self.offers: dict[str, dict[int, _Offer]] = {name: {} for name in contract.proposers}
 
     @property
     def num_outputs(self) -> int:

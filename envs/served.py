@@ -187,7 +187,7 @@ class Ledger:
         """Count the drafts; running requests, the usual drafter and the mean length."""
         if record is None or self.contract is None or not record.num_rows:
             return (num_rows if record is None else record.num_running_reqs), 0, 0.0
-        for index, name in enumerate(self.contract.drafters[1:], start=1):
+        for index, name in enumerate(self.contract.proposers, start=1):
             drafts, draft_tokens, accepted_tokens = record.verified(index)
             if drafts:
                 self._num_drafts[name] += drafts

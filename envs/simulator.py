@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from policy.combinations import resolve
 from policy.cost_model import FEATURES
 from policy.features import NEVER, Layout, RowTable, observe
 
@@ -98,8 +99,9 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
         actions: Drafter index and draft length, int64 `[1, 2]` or `[rows, 2]`.
     """
     counters, requests = engines.counters[e], engines.requests[e]
-    recorded, offers = replay.recorded, replay.offers
-    max_lengths, is_model = replay.max_lengths, replay.is_model
+    recorded, offers, is_model = replay.recorded, replay.offers, replay.is_model
+    combinations, history, table = replay.combinations, engines.history, _table(engines, e)
+    row_slot, first_slot = engines.row_slot[e], _first_slot(replay, engines, e)
     row = longest = num_model_rows = num_pending = num_groups = room = 0
     for i in range(counters.num_reqs):
         request = requests[i]
@@ -107,12 +109,14 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
             continue  # one that found no room in the last step keeps its draft
         request.draft_length = request.draft_drafter = 0
         at = row if len(actions) > 1 else 0
+        slot = first_slot + (row_slot[row] if replay.per_request else 0)
+        drafter, length = resolve(
+            combinations, history, slot, table, row, actions[at, 0], actions[at, 1]
+        )
         row += 1
-        drafter = actions[at, 0]
         source = recorded[request.trace]
         length = min(
-            actions[at, 1],
-            max_lengths[drafter],
+            length,
             request.max_tokens - request.num_emitted - 1,
             replay.max_model_len - 1 - source.num_prompt - request.num_emitted,
         )
@@ -174,7 +178,7 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
     recorded, offers, is_model = replay.recorded, replay.offers, replay.is_model
     rows, told, row_entry = engines.table.rows[e], engines.table.told[e], engines.row_entry[e]
     survival, row_survival = replay.survival, engines.table.survival[e]
-    teller, expected = replay.teller, engines.table.expected[e]
+    teller, offer_survival = replay.teller, engines.table.offer_survival[e]
     pledges, row_slot = engines.pledges[e], engines.row_slot[e]
     counters.steps_since_draft += 1
     counters.num_rows = counters.num_scheduled_tokens = 0
@@ -244,7 +248,10 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
             told[drafter - 1, 0, row] = offer.match_length if has_offer else 0
             told[drafter - 1, 1, row] = offer.num_matches if has_offer else 0
             told[drafter - 1, 2, row] = offer.length if has_offer else 0
-            expected[drafter - 1, row] = offer.expected if has_offer else 0
+            if has_offer and teller[drafter] >= 0:
+                for position in range(offer.length):
+                    known = survival[teller[drafter], at, position]
+                    offer_survival[drafter - 1, row, position] = known
             if has_offer and offer.length > 0 and pledge.start < 0:
                 pledge.start = request.num_emitted
                 pledge.length = offer.length
@@ -337,18 +344,30 @@ def _charge(replay: Replay, engines: Engines, e: int) -> None:
 @_compiled
 def _observe(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
     num_rows = engines.counters[e].num_rows
-    first_slot = e * engines.slot_is_used.shape[1] if replay.per_request else e
-    slots = engines.row_slot[e, : num_rows if replay.per_request else 1] + first_slot
-    table = engines.table
+    slots = engines.row_slot[e, : num_rows if replay.per_request else 1]
+    slots = slots + _first_slot(replay, engines, e)
     observe(
         layout,
         engines.history,
         slots,
         engines.load[e],
-        RowTable(table.rows[e], table.told[e], table.expected[e], table.survival[e]),
+        _table(engines, e),
         num_rows,
         engines.observation[e],
     )
+
+
+@_compiled
+def _table(engines: Engines, e: int) -> RowTable:
+    """The last step's rows of one engine."""
+    table = engines.table
+    return RowTable(table.rows[e], table.told[e], table.offer_survival[e], table.survival[e])
+
+
+@_compiled
+def _first_slot(replay: Replay, engines: Engines, e: int) -> int:
+    """An engine's first slot of the history, which holds those of all."""
+    return e * engines.slot_is_used.shape[1] if replay.per_request else e
 
 
 @_compiled

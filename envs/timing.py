@@ -61,9 +61,9 @@ class TimingConfig:
                 raise ConfigError(f"timing.{name} is {getattr(self, name)}; make it 1 or more.")
 
     def actions(self, contract: Contract) -> list[tuple[int, int]]:
-        """No speculation, and every drafter at every length of the grid."""
+        """No speculation, and every drafter but combinations at every length of the grid."""
         actions = {(0, 0)}
-        for index, drafter in enumerate(contract.drafters[1:], start=1):
+        for index, drafter in enumerate(contract.proposers, start=1):
             lengths = self.model_lengths if drafter in MODEL_DRAFTERS else self.token_lengths
             actions |= {contract.canonical_action((index, length)) for length in lengths}
         return sorted(actions)

@@ -250,7 +250,7 @@ class TraceEngine:
         offers: dict[str, TokenOffer] = {}
         states: dict[str, ModelState] = {}
         entries = engines.row_entry[_THE_ENGINE, :num_rows]
-        for index, drafter in enumerate(self._contract.drafters[1:]):
+        for index, drafter in enumerate(self._contract.proposers):
             if drafter in TOKEN_DRAFTERS:
                 offers[drafter] = TokenOffer(*told[index])
                 if drafter in SURVIVAL_DRAFTERS:

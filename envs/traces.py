@@ -176,21 +176,24 @@ class Traces:
         """The contract over these drafters.
 
         Args:
-            max_lengths: Longest draft per drafter; None takes everything that was recorded.
+            max_lengths: Longest draft per drafter, combinations of recorded ones among them; None
+                takes everything that was recorded.
             granularity: Whether an observation row is the batch or a request.
 
         Raises:
             TraceError: If a drafter, or a length, was not recorded.
         """
         wanted = dict(self.header.max_lengths if max_lengths is None else max_lengths)
-        for drafter, length in wanted.items():
+        contract = Contract((NONE, *wanted), (0, *wanted.values()), granularity)
+        for drafter in contract.proposers:
+            length = wanted[drafter]
             recorded = self.header.max_lengths.get(drafter, 0)
             if length > recorded:
                 raise TraceError(
                     f"The traces hold drafts of '{drafter}' up to {recorded} tokens, not {length}; "
                     "collect them anew, or lower drafters.max_lengths."
                 )
-        return Contract((NONE, *wanted), (0, *wanted.values()), granularity)
+        return contract
 
     def select(self, requests: Sequence[int] | np.ndarray) -> Traces:
         """Some of the requests, in the given order."""

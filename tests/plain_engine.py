@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from envs.engine import EngineStep
+from policy.combinations import Combinations
 from policy.contract import MODEL_DRAFTERS, TOKEN_DRAFTERS
 from policy.cost_model import NO_WORK, StepShape
 from policy.observation import ObservationBuilder
@@ -55,6 +56,7 @@ class PlainEngine:
         self.longest = dict(zip(contract.drafters, contract.max_lengths, strict=True))
         self.model = next(iter(contract.model_drafters), None)
         self.builder = ObservationBuilder(contract)
+        self.combinations = Combinations.of(contract, config.combination_min_match)
         self.requests = []
         self.rows = []
         self.scheduled = []
@@ -317,6 +319,10 @@ class PlainEngine:
     def draft(self, actions):
         actions = [self.contract.canonical_action(action) for action in actions]
         actions = actions if len(actions) > 1 else actions * len(self.rows)
+        if self.rows:
+            chosen = np.array(actions, np.int64).reshape(-1, 2)
+            actions = self.builder.resolve(self.combinations, self.record, chosen).tolist()
+            self.events["a member drafted for a combination"] += (chosen != actions).any()
         asked = []
         for request, (index, length) in zip(self.rows, actions, strict=True):
             request.drafter, request.num_draft = "none", 0

@@ -17,7 +17,9 @@ def random_step(rng, req_ids, finished=frozenset(), drafters=DRAFTERS, wild=1.0)
         return rng.integers(low, int(high * wild) + 1, rows).astype(np.int32)
 
     drafter = rng.integers(0, len(drafters), rows).astype(np.int32)
-    num_drafts = np.array([rng.integers(1, LENGTHS[d] + 1) if d else 0 for d in drafter], np.int32)
+    num_drafts = np.array(
+        [rng.integers(1, (*LENGTHS, 8)[d] + 1) if d else 0 for d in drafter], np.int32
+    )
     num_accepted = np.array([rng.integers(0, n + 1) for n in num_drafts], np.int32)
     survival = np.full((rows, max(LENGTHS)), np.nan, np.float32)
     for row in range(rows):
@@ -25,8 +27,8 @@ def random_step(rng, req_ids, finished=frozenset(), drafters=DRAFTERS, wild=1.0)
             drafted = np.cumprod(rng.random(num_drafts[row]))
             survival[row, : num_drafts[row]] = drafted
     offer = TokenOffer(integers(0, 4), integers(0, 50), integers(0, 8), integers(-1, 8))
-    known = np.cumprod(rng.random((rows, LENGTHS[-1])), axis=1).astype(np.float32)
-    known[np.arange(LENGTHS[-1]) >= offer.num_draft_tokens[:, None]] = np.nan
+    known = np.cumprod(rng.random((rows, max(LENGTHS))), axis=1).astype(np.float32)
+    known[np.arange(max(LENGTHS)) >= offer.num_draft_tokens[:, None]] = np.nan
     state = ModelState(rng.random(rows) < 0.7, integers(0, 500), survival)
     return StepRecord(
         num_running_reqs=rows + int(rng.integers(0, 3 * wild)),

@@ -247,7 +247,7 @@ def test_what_is_no_mapping_is_no_contract(stored):
             ("none", "oracle"),
             (0, 4),
             "Unknown drafter 'oracle'; choose from none, ngram, suffix, eagle3, eagle, "
-            "draft_model, mtp.",
+            "draft_model, mtp, combine two as in ngram_else_eagle3, or take longest_expected.",
         ),
         (
             ("none", "ngram", "ngram"),

@@ -7,7 +7,7 @@ import pytest
 
 from policy.contract import Contract
 from policy.errors import ConfigError
-from policy.serving.config import DrafterSettings, require_packages
+from policy.serving.config import DrafterSettings, check_settings
 from policy.serving.token_drafter import Contexts
 
 needs_package = pytest.mark.skipif(
@@ -175,12 +175,12 @@ def test_without_its_package_it_is_refused_in_a_sentence(monkeypatch):
     contract = Contract(("none", "suffix"), (0, 8))
     monkeypatch.setattr("policy.serving.config.find_spec", lambda name: None)
     with pytest.raises(ConfigError) as refusal:
-        require_packages(contract)
+        check_settings(contract, DrafterSettings())
     assert str(refusal.value) == (
         "The drafter 'suffix' needs the package arctic-inference; build it with `make suffix`, or "
         "leave 'suffix' out of the drafters."
     )
-    require_packages(Contract(("none", "ngram"), (0, 8)))
+    check_settings(Contract(("none", "ngram"), (0, 8)), DrafterSettings())
 
 
 @pytest.mark.parametrize(

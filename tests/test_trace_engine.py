@@ -27,7 +27,14 @@ from .synthetic_traces import LENGTHS, make_cost_model, make_traces, with_suffix
 
 TRACES = make_traces()
 SUFFIX_TRACES = with_suffix(TRACES)
-MOODS = {"anything": (0, 1, 2, 3), "no model": (0, 1), "model": (2, 3), "nothing": (0,)}
+COMBINED = {"ngram_else_eagle3": 8, "suffix_else_eagle3": 10, "longest_expected": 6}
+MOODS = {
+    "anything": (0, 1, 2, 3, 4, 5, 6),
+    "no model": (0, 1),
+    "model": (2, 3),
+    "combined": (4, 5, 6),
+    "nothing": (0,),
+}
 
 
 def cost_model_by_load(seed=0):
@@ -154,8 +161,14 @@ CASES = {
     "full": ({"max_num_seqs": 5}, None, 5, ALWAYS),
     "ngram": ({}, {"ngram": 3}, 4, ALWAYS),
     "eagle3": ({}, {"eagle3": 2}, 4, ALWAYS),
-    "suffix": ({}, {"suffix": 5}, 4, ALWAYS),
+    "suffix": ({}, {"suffix": 10}, 6, ALWAYS),
     "three": ({}, {"ngram": 3, "suffix": 12, "eagle3": 4}, 4, ALWAYS),
+    "combined": (
+        {"dormant_after": 6, "max_pending_tokens": 12, "block_size": 16},
+        {"ngram": 8, "suffix": 12, "eagle3": 4, **COMBINED},
+        5,
+        ALWAYS | {"a member drafted for a combination", "the model drafter was of no use"},
+    ),
 }
 
 

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from vllm.v1.outputs import DraftTokenIds
 
-from ..contract import MODEL_DRAFTERS, NONE, Contract
+from ..combinations import Combinations
+from ..contract import MODEL_DRAFTERS, Contract
 from ..controllers import Controller, admitted_lengths, judges_drafts
 from ..observation import ObservationBuilder
 from ..step import StepRecord
@@ -101,6 +102,7 @@ class SpeculationHook:
         self._runner = runner
         self._is_serving = is_serving
         self._builder = ObservationBuilder(contract)
+        self._combinations = Combinations.of(contract, settings.combination_min_match)
         self._max_model_len: int = runner.max_model_len
         self._token_drafters = make_token_drafters(contract, settings, self._max_model_len)
         self._model: ModelDrafter | None = None
@@ -179,13 +181,14 @@ class SpeculationHook:
         ):
             self.num_decisions[self.contract.drafters[index], int(length)] += int(count)
         canonical = np.broadcast_to(canonical, (record.num_rows, 2))
+        canonical = self._builder.resolve(self._combinations, record, canonical)
         lengths = np.minimum(canonical[:, 1], self._room(record))
         drafts: list[list[int]] = [[] for _ in range(record.num_rows)]
         for req_id in record.req_ids:
             self._drafted.pop(req_id, None)
-        for index, drafter in enumerate(self.contract.drafters):
+        for index, drafter in enumerate(self.contract.proposers, start=1):
             rows = np.flatnonzero((canonical[:, 0] == index) & (lengths > 0))
-            if drafter == NONE or not len(rows):
+            if not len(rows):
                 continue
             for row, draft in zip(rows, self._draft(drafter, rows, lengths[rows]), strict=True):
                 if draft.token_ids:
@@ -231,7 +234,7 @@ class SpeculationHook:
         return {
             drafter: self._probe(drafter, length, np.minimum(length, room))
             for drafter, length in zip(
-                self.contract.drafters[1:], self.contract.max_lengths[1:], strict=True
+                self.contract.proposers, self.contract.max_lengths[1:], strict=False
             )
         }
 
@@ -285,7 +288,7 @@ class SpeculationHook:
         return probabilities.gather(1, index[:, None])[:, 0].cpu().numpy()
 
     def _count(self, record: StepRecord) -> None:
-        for index, drafter in enumerate(self.contract.drafters[1:], start=1):
+        for index, drafter in enumerate(self.contract.proposers, start=1):
             num_drafts, num_draft_tokens, num_accepted_tokens = record.verified(index)
             if num_drafts:
                 self.num_drafts[drafter] += num_drafts
