@@ -67,7 +67,13 @@ def random_actions(rng, contract, mood, num_rows):
     rows = num_rows if contract.granularity == "request" else 1
     drafters = [drafter for drafter in MOODS[mood] if drafter < len(contract.drafters)]
     longest = contract.max_num_speculative_tokens
-    return np.stack([rng.choice(drafters or [0], rows), rng.integers(0, longest + 1, rows)], axis=1)
+    return np.stack(
+        [
+            rng.choice(drafters or range(len(contract.drafters)), rows),
+            rng.integers(0, longest + 1, rows),
+        ],
+        axis=1,
+    )
 
 
 def assert_equal_steps(ours, theirs, finished):
