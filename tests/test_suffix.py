@@ -5,6 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 
+from envs.live import DraftersConfig, ModelConfig, engine_config
 from policy.contract import Contract
 from policy.errors import ConfigError
 from policy.serving.config import DrafterSettings, check_settings
@@ -181,6 +182,8 @@ def test_without_its_package_it_is_refused_in_a_sentence(monkeypatch):
         "leave 'suffix' out of the drafters."
     )
     check_settings(Contract(("none", "ngram"), (0, 8)), DrafterSettings())
+    with pytest.raises(ConfigError, match="needs the package arctic-inference; build it"):
+        engine_config(ModelConfig(), DraftersConfig(max_lengths={"suffix": 8}, model=None))
 
 
 @pytest.mark.parametrize(
