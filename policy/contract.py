@@ -270,9 +270,9 @@ class Contract:
             )
 
     @staticmethod
-    def is_combination(drafter: str) -> bool:
+    def is_combination(drafter: object) -> bool:
         """Whether a name is one of a combination."""
-        token, joined, model = drafter.partition(ELSE)
+        token, joined, model = str(drafter).partition(ELSE)
         is_pair = bool(joined) and token in TOKEN_DRAFTERS and model in MODEL_DRAFTERS
         return is_pair or drafter == LONGEST_EXPECTED
 
@@ -283,7 +283,7 @@ class Contract:
         token, _, model = combination.partition(ELSE)
         return token, model
 
-    @property
+    @cached_property
     def proposers(self) -> tuple[str, ...]:
         """The drafters that draft themselves, in order: `none` and combinations left out.
 

@@ -250,6 +250,12 @@ def test_what_is_no_mapping_is_no_contract(stored):
             "draft_model, mtp, combine two as in ngram_else_eagle3, or take longest_expected.",
         ),
         (
+            ("none", 5),
+            (0, 4),
+            "Unknown drafter '5'; choose from none, ngram, suffix, eagle3, eagle, draft_model, "
+            "mtp, combine two as in ngram_else_eagle3, or take longest_expected.",
+        ),
+        (
             ("none", "ngram", "ngram"),
             (0, 4, 4),
             "A drafter is listed twice; name each drafter once.",
