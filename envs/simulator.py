@@ -100,8 +100,7 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
     """
     counters, requests = engines.counters[e], engines.requests[e]
     recorded, offers, is_model = replay.recorded, replay.offers, replay.is_model
-    combinations, history, table = replay.combinations, engines.history, _table(engines, e)
-    row_slot, first_slot = engines.row_slot[e], _first_slot(replay, engines, e)
+    max_lengths, num_members = replay.max_lengths, len(is_model) - 1
     row = longest = num_model_rows = num_pending = num_groups = room = 0
     for i in range(counters.num_reqs):
         request = requests[i]
@@ -109,14 +108,14 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
             continue  # one that found no room in the last step keeps its draft
         request.draft_length = request.draft_drafter = 0
         at = row if len(actions) > 1 else 0
-        slot = first_slot + (row_slot[row] if replay.per_request else 0)
-        drafter, length = resolve(
-            combinations, history, slot, table, row, actions[at, 0], actions[at, 1]
-        )
+        drafter, length = actions[at, 0], actions[at, 1]
+        if drafter > num_members:
+            drafter, length = _resolve(replay, engines, e, row, drafter, length)
         row += 1
         source = recorded[request.trace]
         length = min(
             length,
+            max_lengths[drafter],
             request.max_tokens - request.num_emitted - 1,
             replay.max_model_len - 1 - source.num_prompt - request.num_emitted,
         )
@@ -142,6 +141,18 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
         counters.draft_passes += num_groups * longest
         counters.draft_pass_tokens += num_pending + (longest - 1) * num_model_rows
     _read_overdue(replay, engines, e)
+
+
+@_compiled
+def _resolve(
+    replay: Replay, engines: Engines, e: int, row: int, drafter: int, length: int
+) -> tuple[int, int]:
+    """The member of a combination that drafts for a row, and how far."""
+    slot = _first_slot(replay, engines, e)
+    if replay.per_request:
+        slot += engines.row_slot[e, row]
+    table = _table(engines, e)
+    return resolve(replay.combinations, engines.history, slot, table, row, drafter, length)
 
 
 @_compiled
