@@ -1,6 +1,6 @@
 # Usage: make TARGET [ARGS="…"]
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check clean
+.PHONY: help setup suffix train test check clean
 
 PYTHON := .venv/bin/python
 
@@ -9,6 +9,15 @@ help: ## Show this list
 
 setup: ## Create or update .venv; does nothing when it is current
 	@bash scripts/setup.sh
+
+# The package compiles against nanobind and protobuf's compiler; these build requirements lie in a
+# folder of their own, so that .venv keeps its versions of everything.
+suffix: setup ## Build the package of the `suffix` drafter into .venv (a few minutes)
+	$(PYTHON) -m pip install --quiet --upgrade --target build/suffix-tools \
+	  nanobind==2.9.2 grpcio-tools cmake ninja setuptools wheel
+	PYTHONPATH=build/suffix-tools \
+	  CMAKE_ARGS="-Dnanobind_DIR=$$(PYTHONPATH=build/suffix-tools $(PYTHON) -m nanobind --cmake_dir)" \
+	  $(PYTHON) -m pip install --no-build-isolation --no-deps arctic-inference==0.3.0
 
 train: setup ## Train a policy: ARGS are Hydra overrides of scripts/train.py
 	$(PYTHON) scripts/train.py $(ARGS)

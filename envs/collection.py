@@ -65,13 +65,18 @@ class CollectionJob:
         """Header of the traces."""
         settings = self.drafters.settings
         return TraceHeader(
-            max_lengths=dict(self.drafters.max_lengths),
+            max_lengths={
+                name: self.drafters.max_lengths[name] for name in self.drafters.contract().proposers
+            },
             target=self.model.target,
             output_tokens=self.workload.output_tokens,
             max_model_len=self.model.max_model_len,
             temperature=self.workload.temperature,
-            ngram_min_match=settings.ngram_min_match,
-            ngram_max_match=settings.ngram_max_match,
+            **{
+                name: value
+                for name, value in vars(settings).items()
+                if name.startswith(("ngram_", "suffix_"))
+            },
         )
 
     def requests(self) -> list[tuple[Split, WorkloadRequest]]:

@@ -242,7 +242,7 @@ class DraftEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             "num_finished_reqs": step.num_finished_reqs,
             "acceptance": {
                 drafter: step.record.verified(index)[1:]
-                for index, drafter in enumerate(self.contract.drafters[1:], start=1)
+                for index, drafter in enumerate(self.contract.proposers, start=1)
             },
         }
 

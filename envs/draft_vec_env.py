@@ -117,7 +117,7 @@ class DraftVecEnv(VecEnv):
             self._step_time_s[load] = reference.step_time_s
         self._episodes = np.zeros(num_envs, EPISODE)
         self._outcomes = np.zeros(num_envs, OUTCOME)
-        self._acceptance = np.zeros((num_envs, len(contract.drafters), 2), np.int64)
+        self._acceptance = np.zeros((num_envs, 1 + len(contract.proposers), 2), np.int64)
         self._final = np.zeros((num_envs, len(contract.fields)), np.float32)
         self._states = np.zeros(num_envs, np.uint64)
         self._masters = np.zeros(num_envs, np.uint64)
@@ -256,7 +256,7 @@ class DraftVecEnv(VecEnv):
         return {"concurrency": int(episode["concurrency"]), "episode_seed": int(episode["seed"])}
 
     def _infos(self, rewards: np.ndarray, dones: np.ndarray) -> list[dict[str, Any]]:
-        outcomes, drafters = self._outcomes, self.contract.drafters[1:]
+        outcomes, drafters = self._outcomes, self.contract.proposers
         speedups = outcomes["reward_tokens"] / outcomes["reward_time"]
         names = (
             *("reward_tokens", "reward_time", "num_tokens", "step_time_s", "charged_time_s"),

@@ -11,7 +11,7 @@ import numpy as np
 
 from policy.contract import MODEL_DRAFTERS, NONE, Contract
 from policy.errors import ConfigError
-from policy.serving.config import DrafterSettings
+from policy.serving.config import DrafterSettings, check_settings
 
 from .draft_env import DraftEnv, EpisodeConfig
 from .engine import EngineConfig
@@ -76,11 +76,15 @@ class DraftersConfig:
     def __post_init__(self) -> None:
         if not self.max_lengths:
             raise ConfigError("drafters.max_lengths is empty; name at least one drafter.")
-        Contract((NONE, *self.max_lengths), (0, *self.max_lengths.values()))
+        self.contract()
         if self.model_drafter is not None and self.model is None:
             raise ConfigError(
                 f"drafters.model is missing; give the weights of '{self.model_drafter}'."
             )
+
+    def contract(self) -> Contract:
+        """The drafters as a contract of batch granularity."""
+        return Contract((NONE, *self.max_lengths), (0, *self.max_lengths.values()))
 
     @property
     def model_drafter(self) -> str | None:
@@ -116,7 +120,12 @@ def engine_config(
         model: The target model.
         drafters: None starts an engine without speculation.
         drafting_policy: draftgym's section; None lets the caller decide through the hook.
+
+    Raises:
+        ConfigError: If a drafter cannot work here or as set.
     """
+    if drafters is not None:
+        check_settings(drafters.contract(), drafters.settings)
     policy = drafting_policy or {"external": True}
     if drafters is not None and "path" not in policy:
         policy = {**policy, "drafters": dict(drafters.max_lengths)}

@@ -35,9 +35,9 @@ class OracleController:
 
     def __init__(self, traces: Traces, cost_model: CostModel, contract: Contract) -> None:
         options = exact_options(
-            traces, contract.drafters[1:], contract.max_num_speculative_tokens, "if_it_wins"
+            traces, contract.proposers, contract.max_num_speculative_tokens, "if_it_wins"
         )
-        longest = np.array(contract.max_lengths, np.int32)[:, None]
+        longest = np.array(contract.max_lengths[: 1 + len(contract.proposers)], np.int32)[:, None]
         drafted = np.minimum(options.drafted, longest)
         self._options = options._replace(drafted=drafted, emitted=drafted + 1)
         self._cost_model = cost_model

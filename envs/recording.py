@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from policy.contract import MODEL_DRAFTERS, Contract
+from policy.contract import MODEL_DRAFTERS, SURVIVAL_DRAFTERS, TOKEN_DRAFTERS, Contract
 
 from .prompts.prompt import Split
 from .traces import DrafterTrace, TraceHeader, Traces
@@ -41,7 +41,7 @@ class _Recording:
     def __init__(self, request: WorkloadRequest, contract: Contract) -> None:
         self.request = request
         self.output_token_ids: list[int] = []
-        self.offers: dict[str, dict[int, _Offer]] = {name: {} for name in contract.drafters[1:]}
+        self.offers: dict[str, dict[int, _Offer]] = {name: {} for name in contract.proposers}
 
     @property
     def num_outputs(self) -> int:
@@ -73,24 +73,25 @@ class _Recording:
             for at, offer in enumerate(offers)
         ]
         probability = np.array([offer.target_probability for offer in offers], np.float32)
-        common: dict[str, Any] = {
+        parts: dict[str, Any] = {
             "num_draft_tokens": drafted,
             "num_accepted_tokens": np.array(accepted, np.uint8),
             "target_probability": probability if is_sampled else None,
         }
-        if name in MODEL_DRAFTERS:
-            unknown = np.full(max_length, np.nan, np.float32)
-            known = [(offer.survival, offer.margin) for offer in offers]
-            return DrafterTrace(
-                **common,
-                survival=np.array([unknown if pair[0] is None else pair[0] for pair in known]),
-                margin=np.array([unknown if pair[1] is None else pair[1] for pair in known]),
+        unknown = np.full(max_length, np.nan, np.float32)
+        if name in SURVIVAL_DRAFTERS:
+            parts["survival"] = np.array(
+                [unknown if offer.survival is None else offer.survival for offer in offers]
             )
-        return DrafterTrace(
-            **common,
-            match_length=np.array([offer.match_length for offer in offers], np.uint8),
-            num_matches=np.array([offer.num_matches for offer in offers], np.int32),
-        )
+        else:
+            parts["num_matches"] = np.array([offer.num_matches for offer in offers], np.int32)
+        if name in MODEL_DRAFTERS:
+            parts["margin"] = np.array(
+                [unknown if offer.margin is None else offer.margin for offer in offers]
+            )
+        if name in TOKEN_DRAFTERS:
+            parts["match_length"] = np.array([offer.match_length for offer in offers], np.uint8)
+        return DrafterTrace(**parts)
 
 
 def num_accepted(draft: list[int], outputs: list[int]) -> int:

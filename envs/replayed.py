@@ -122,6 +122,7 @@ class Replayed:
                 has_prefill=trace.has_prefill,
                 dormant_after=drafters.settings.dormant_after,
                 max_pending_tokens=drafters.settings.max_pending_tokens,
+                combination_min_match=drafters.settings.combination_min_match,
             ),
         )
 

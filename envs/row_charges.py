@@ -16,7 +16,7 @@ from numba import njit
 
 from policy.cost_model import FEATURES
 
-from .simulator import can_read, wanted_length
+from .simulator import can_read, resolved, wanted_length
 from .simulator_state import Engines, Replay
 
 _STEPS = FEATURES.index("num_engine_steps")
@@ -63,8 +63,8 @@ def note_reading(
     """
     for row in range(engines.counters[e].num_rows):
         request = engines.requests[e, engines.row_entry[e, row]]
-        drafter = actions[row, 0]
-        length = wanted_length(replay, request, drafter, actions[row, 1])
+        drafter, length = resolved(replay, engines, e, row, actions[row, 0], actions[row, 1])
+        length = wanted_length(replay, request, drafter, length)
         reads = length > 0 and replay.is_model[drafter] and can_read(request)
         reading.passes[e, row] = length if reads else 0
         reading.pending[e, row] = request.num_pending if reads else 0

@@ -216,7 +216,7 @@ class Ledger:
         drafters, lengths, num_accepted = (
             np.concatenate(parts) for parts in zip(*self._drafts, strict=True)
         )
-        for index, name in enumerate(self.contract.drafters[1:], start=1):
+        for index, name in enumerate(self.contract.proposers, start=1):
             if (is_own := drafters == index).any():
                 positions = np.arange(lengths[is_own].max())[:, None]
                 drafted[name] = (positions < lengths[is_own]).sum(axis=1)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from policy.combinations import resolve
 from policy.cost_model import FEATURES
 from policy.features import NEVER, Layout, RowTable, observe
 
@@ -106,10 +107,10 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
             continue  # one that found no room in the last step keeps its draft
         request.draft_length = request.draft_drafter = 0
         at = row if len(actions) > 1 else 0
+        drafter, length = resolved(replay, engines, e, row, actions[at, 0], actions[at, 1])
         row += 1
-        drafter = actions[at, 0]
         source = recorded[request.trace]
-        length = wanted_length(replay, request, drafter, actions[at, 1])
+        length = wanted_length(replay, request, drafter, length)
         if length <= 0:
             continue
         if is_model[drafter]:
@@ -153,6 +154,20 @@ def can_read(request: Any) -> bool:
 
 
 @_compiled
+def resolved(
+    replay: Replay, engines: Engines, e: int, row: int, drafter: int, length: int
+) -> tuple[int, int]:
+    """Who drafts for a row, and how far: of a combination, one of its members."""
+    if drafter < len(replay.is_model):
+        return drafter, length
+    slot = first_history_slot(replay, engines, e)
+    if replay.per_request:
+        slot += 1 + engines.row_slot[e, row]
+    table = _table(engines, e)
+    return resolve(replay.combinations, engines.history, slot, table, row, drafter, length)
+
+
+@_compiled
 def _read_overdue(replay: Replay, engines: Engines, e: int) -> None:
     """As `ModelDrafter.read_overdue`: prompts at once while awake, nothing while dormant."""
     if replay.model == 0:
@@ -186,6 +201,7 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
     recorded, offers, is_model = replay.recorded, replay.offers, replay.is_model
     rows, told, row_entry = engines.table.rows[e], engines.table.told[e], engines.row_entry[e]
     survival, row_survival = replay.survival, engines.table.survival[e]
+    teller, offer_survival = replay.teller, engines.table.offer_survival[e]
     pledges, row_slot = engines.pledges[e], engines.row_slot[e]
     counters.steps_since_draft += 1
     counters.num_rows = counters.num_scheduled_tokens = 0
@@ -237,7 +253,7 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
         is_model_draft = request.draft_length > 0 and is_model[request.draft_drafter] > 0
         num_known = request.draft_length if is_model_draft else 0
         for position in range(num_known):
-            row_survival[row, position] = survival[at, position]
+            row_survival[row, position] = survival[teller[request.draft_drafter], at, position]
         if num_known < row_survival.shape[1]:
             row_survival[row, num_known] = np.nan  # nobody reads beyond
         _emit(request, source, counters, rows[row], accepted)
@@ -255,6 +271,10 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
             told[drafter - 1, 0, row] = offer.match_length if has_offer else 0
             told[drafter - 1, 1, row] = offer.num_matches if has_offer else 0
             told[drafter - 1, 2, row] = offer.length if has_offer else 0
+            if has_offer and teller[drafter] >= 0:
+                for position in range(offer.length):
+                    known = survival[teller[drafter], at, position]
+                    offer_survival[drafter - 1, row, position] = known
             if has_offer and offer.length > 0 and pledge.start < 0:
                 pledge.start = request.num_emitted
                 pledge.length = offer.length
@@ -351,16 +371,22 @@ def _observe(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
     slots[0] = first_history_slot(replay, engines, e)
     for index in range(1, len(slots)):
         slots[index] = slots[0] + 1 + engines.row_slot[e, index - 1]
-    table = engines.table
     observe(
         layout,
         engines.history,
         slots,
         engines.load[e],
-        RowTable(table.rows[e], table.told[e], table.survival[e]),
+        _table(engines, e),
         num_rows,
         engines.observation[e],
     )
+
+
+@_compiled
+def _table(engines: Engines, e: int) -> RowTable:
+    """The last step's rows of one engine."""
+    table = engines.table
+    return RowTable(table.rows[e], table.told[e], table.offer_survival[e], table.survival[e])
 
 
 @_compiled

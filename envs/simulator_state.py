@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policy.contract import MODEL_DRAFTERS, Contract
+from policy.combinations import Combinations
+from policy.contract import MODEL_DRAFTERS, NONE, SURVIVAL_DRAFTERS, Contract
 from policy.cost_model import FEATURES, CostModel
 from policy.errors import ConfigError, TraceError
 from policy.features import History, RowTable
@@ -32,6 +33,7 @@ class TraceEngineConfig:
         prompts_are_cached: Whether prompts lie in the prefix cache, all but their last block.
         dormant_after: As in `DrafterSettings`.
         max_pending_tokens: As in `DrafterSettings`.
+        combination_min_match: As in `DrafterSettings`.
         has_prefill: False replays decoding alone, as the paper's simulator does: prompts cost
             nothing.
     """
@@ -44,6 +46,7 @@ class TraceEngineConfig:
     prompts_are_cached: bool = True
     dormant_after: int = 512
     max_pending_tokens: int = 1024
+    combination_min_match: int = 3
     has_prefill: bool = True
 
     def __post_init__(self) -> None:
@@ -126,11 +129,14 @@ class Replay(NamedTuple):
 
     Attributes:
         recorded: `RECORDED` `[requests]`.
-        offers: `OFFER` `[positions, drafters]`.
-        survival: Of the model drafter's tokens, float32 `[positions, max length]`.
+        offers: `OFFER` `[positions, 1 + proposers]`; nothing of `none`, the first.
+        survival: Of the tokens of those drafters that tell it, float32
+            `[tellers, positions, max length]`.
+        teller: Place of each drafter among them, int32 `[1 + proposers]`; -1 where it tells none.
         seconds: Cost by running requests and feature, float64 `[loads, FEATURES]`.
+        combinations: Of the contract.
         max_lengths: Of the contract, int32 `[drafters]`.
-        is_model: Whether a drafter runs a model, uint8 `[drafters]`.
+        is_model: Whether a drafter runs a model, uint8 `[1 + proposers]`.
         model: Index of the model drafter; 0 without one.
         per_request: Whether an observation row is a request.
         max_num_speculative_tokens: Longest of `max_lengths`.
@@ -142,7 +148,9 @@ class Replay(NamedTuple):
     recorded: np.ndarray
     offers: np.ndarray
     survival: np.ndarray
+    teller: np.ndarray
     seconds: np.ndarray
+    combinations: Combinations
     max_lengths: np.ndarray
     is_model: np.ndarray
     model: int
@@ -164,7 +172,7 @@ class Engines(NamedTuple):
     Attributes:
         counters: `ENGINE` `[engines]`.
         requests: `REQUEST` `[engines, entries]`, in the order of admission.
-        pledges: `PLEDGE` `[engines, entries, drafters]`.
+        pledges: `PLEDGE` `[engines, entries, 1 + proposers]`.
         slot_is_used: Whether a history slot is taken, bool `[engines, entries]`.
         shape: Work since the last decision, float64 `[engines, FEATURES]`.
         load: Running and waiting requests, KV-cache usage, prefill tokens of the last step,
@@ -220,26 +228,35 @@ def make_replay(
         num_cached = cached_blocks * config.block_size if config.prompts_are_cached else 0
         recorded["num_uncached"] = recorded["num_prompt"] - num_cached
     num_positions = int(traces.starts[-1])
-    offers = np.zeros((num_positions, len(contract.drafters)), OFFER)
+    drafters = (NONE, *contract.proposers)
+    offers = np.zeros((num_positions, len(drafters)), OFFER)
+    tellers = [name for name in drafters if name in SURVIVAL_DRAFTERS]
     survival = np.full(
-        (num_positions, max(1, contract.max_num_speculative_tokens)), np.nan, np.float32
+        (max(1, len(tellers)), num_positions, max(1, contract.max_num_speculative_tokens)),
+        np.nan,
+        np.float32,
     )
-    for index, name in enumerate(contract.drafters[1:], start=1):
+    for index, name in enumerate(contract.proposers, start=1):
         drafter, length = traces.drafters[name], contract.max_lengths[index]
         offer = offers[:, index]
         offer["length"] = np.minimum(drafter.num_draft_tokens, length)
         offer["accepted"] = np.minimum(drafter.num_accepted_tokens, length)
         if drafter.survival is not None:
-            survival[:, :length] = drafter.survival[:, :length]
+            survival[tellers.index(name), :, :length] = drafter.survival[:, :length]
         if drafter.match_length is not None:
             offer["match_length"] = drafter.match_length
+        if drafter.num_matches is not None:
             offer["num_matches"] = drafter.num_matches
-    is_model = np.array([name in MODEL_DRAFTERS for name in contract.drafters], np.uint8)
+    is_model = np.array([name in MODEL_DRAFTERS for name in drafters], np.uint8)
     return Replay(
         recorded=recorded,
         offers=offers,
         survival=survival,
+        teller=np.array(
+            [tellers.index(name) if name in tellers else -1 for name in drafters], np.int32
+        ),
         seconds=cost_model.weights_at(np.arange(config.max_num_seqs + 1)),
+        combinations=Combinations.of(contract, config.combination_min_match),
         max_lengths=np.array(contract.max_lengths, np.int32),
         is_model=is_model,
         model=int(is_model.argmax()),
@@ -266,7 +283,7 @@ def make_engines(contract: Contract, config: TraceEngineConfig, num_engines: int
     return Engines(
         counters=np.zeros(num_engines, ENGINE),
         requests=np.zeros(entries, REQUEST),
-        pledges=np.zeros((*entries, len(contract.drafters)), PLEDGE),
+        pledges=np.zeros((*entries, 1 + len(contract.proposers)), PLEDGE),
         slot_is_used=np.zeros(entries, np.bool_),
         shape=np.zeros((num_engines, len(FEATURES)), np.float64),
         load=np.zeros((num_engines, 4), np.float32),

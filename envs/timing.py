@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from policy.contract import MODEL_DRAFTERS, NONE, Contract
+from policy.contract import MODEL_DRAFTERS, Contract
 from policy.errors import ConfigError
 
 from .live import DraftersConfig, ModelConfig, engine_config, load_tokenizer
@@ -61,9 +61,9 @@ class TimingConfig:
                 raise ConfigError(f"timing.{name} is {getattr(self, name)}; make it 1 or more.")
 
     def actions(self, contract: Contract) -> list[tuple[int, int]]:
-        """No speculation, and every drafter at every length of the grid."""
+        """No speculation, and every drafter but combinations at every length of the grid."""
         actions = {(0, 0)}
-        for index, drafter in enumerate(contract.drafters[1:], start=1):
+        for index, drafter in enumerate(contract.proposers, start=1):
             lengths = self.model_lengths if drafter in MODEL_DRAFTERS else self.token_lengths
             actions |= {contract.canonical_action((index, length)) for length in lengths}
         return sorted(actions)
@@ -103,8 +103,7 @@ class TimingJob:
     @property
     def actions(self) -> list[tuple[int, int]]:
         """Every action of the grid."""
-        lengths = self.drafters.max_lengths
-        return self.grid.actions(Contract((NONE, *lengths), (0, *lengths.values())))
+        return self.grid.actions(self.drafters.contract())
 
     def visits(self) -> list[tuple[int, int]]:
         """Load and context of every visit, in their order."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
-from policy.contract import TOKEN_DRAFTERS, Contract
+from policy.contract import SURVIVAL_DRAFTERS, TOKEN_DRAFTERS, Contract
 from policy.controllers import Controller, admitted_lengths, judges_drafts
 from policy.cost_model import FEATURES, CostModel, StepShape
 from policy.errors import ConfigError, TraceError
@@ -192,14 +193,8 @@ class TraceEngine:
         drafters, lengths = (
             requests[name][entries].astype(np.int64) for name in ("draft_drafter", "draft_length")
         )
-        replay = self._replay
-        source = replay.recorded[requests["trace"][entries]]
-        at = source["first"] + np.minimum(
-            requests["num_emitted"][entries], source["num_outputs"] - 1
-        )
-        survival = replay.survival[at].copy()
-        is_known = (replay.is_model[drafters] > 0)[:, None]
-        survival[~(is_known & (np.arange(survival.shape[1]) < lengths[:, None]))] = np.nan
+        survival = self._survival(entries, drafters)
+        survival[np.arange(survival.shape[1]) >= lengths[:, None]] = np.nan
         admitted = admitted_lengths(
             controller, record, np.stack((drafters, lengths), axis=1), survival
         )
@@ -207,6 +202,16 @@ class TraceEngine:
             kept = np.minimum(lengths, admitted)
             requests["draft_length"][entries] = kept
             requests["draft_drafter"][entries] = np.where(kept > 0, drafters, 0)
+
+    def _survival(self, entries: np.ndarray, drafters: np.ndarray) -> np.ndarray:
+        """Survival of what drafters would draft now, float32 `[entries, max length]`."""
+        replay, requests = self._replay, self._engines.requests[_THE_ENGINE]
+        source = replay.recorded[requests["trace"][entries]]
+        num_emitted = requests["num_emitted"][entries]
+        at = source["first"] + np.minimum(num_emitted, source["num_outputs"] - 1)
+        survival = replay.survival[replay.teller[drafters], at].copy()
+        survival[(replay.teller[drafters] < 0) | (num_emitted >= source["num_outputs"])] = np.nan
+        return survival
 
     def _run(self) -> None:
         counters = self._engines.counters[_THE_ENGINE]
@@ -248,9 +253,14 @@ class TraceEngine:
         survival[self._positions >= num_known[:, None]] = np.nan
         offers: dict[str, TokenOffer] = {}
         states: dict[str, ModelState] = {}
-        for index, drafter in enumerate(self._contract.drafters[1:]):
+        entries = engines.row_entry[_THE_ENGINE, :num_rows]
+        for index, drafter in enumerate(self._contract.proposers):
             if drafter in TOKEN_DRAFTERS:
                 offers[drafter] = TokenOffer(*told[index])
+                if drafter in SURVIVAL_DRAFTERS:
+                    known = self._survival(entries, np.full(num_rows, index + 1))
+                    length = self._contract.max_lengths[index + 1]
+                    offers[drafter] = replace(offers[drafter], survival=known[:, :length])
             else:
                 states[drafter] = ModelState(
                     told[index, 0].astype(bool),
@@ -263,7 +273,7 @@ class TraceEngine:
             kv_cache_usage=kv_cache_usage,
             num_prefill_tokens=int(prefill),
             num_scheduled_tokens=int(counters["num_scheduled_tokens"]),
-            req_ids=tuple(self._req_ids[i] for i in engines.row_entry[_THE_ENGINE, :num_rows]),
+            req_ids=tuple(self._req_ids[i] for i in entries),
             num_draft_passes=int(counters["step_passes"]),
             num_draft_pass_tokens=int(counters["step_pass_tokens"]),
             **{name: rows[name] for name in ROW.names or ()},

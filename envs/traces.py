@@ -19,13 +19,15 @@ number of output tokens; its schema carries `TraceHeader` as JSON under the key 
 | `DRAFTER_num_draft_tokens` | list of uint8 `[positions]` | what it drafts after p output tokens |
 | `DRAFTER_num_accepted_tokens` | list of uint8 `[positions]` | leading ones the target emits |
 | `DRAFTER_match_length` | list of uint8 `[positions]` | token drafters only |
-| `DRAFTER_num_matches` | list of int32 `[positions]` | token drafters only |
-| `DRAFTER_survival` | list of float32 `[positions * max length]` | model drafters only |
+| `DRAFTER_num_matches` | list of int32 `[positions]` | n-gram only |
+| `DRAFTER_survival` | list of float32 `[positions * max length]` | suffix and model drafters |
 | `DRAFTER_margin` | list of float32 `[positions * max length]` | model drafters: logit gap |
 | `DRAFTER_target_probability` | list of float32 `[positions]` | temperature above 0 only |
 
 Entry p of a list speaks of the draft made after p output tokens; entry 0 is empty in traces of
-vLLM, where the first token comes with the prompt.
+vLLM, where the first token comes with the prompt. What the suffix drafter drafts depends on the
+request alone where `suffix_max_cached_requests` is 0; else also on the responses that the engine
+gave before, and a replay repeats the drafts of the recording's order of requests.
 """
 
 from __future__ import annotations
@@ -42,7 +44,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from policy.config import from_mapping
-from policy.contract import CONTRACT_VERSION, MODEL_DRAFTERS, NONE, Contract, Granularity
+from policy.contract import (
+    CONTRACT_VERSION,
+    MODEL_DRAFTERS,
+    NONE,
+    SURVIVAL_DRAFTERS,
+    TOKEN_DRAFTERS,
+    Contract,
+    Granularity,
+)
 from policy.errors import ConfigError, ContractError, TraceError
 
 TRACE_VERSION = 1
@@ -61,6 +71,10 @@ class TraceHeader:
         max_model_len: Longest context of the engine, in tokens.
         ngram_min_match: Shortest match the n-gram drafter offered, in tokens.
         ngram_max_match: Longest match it looked for, in tokens.
+        suffix_max_tree_depth: Longest match and draft of the suffix drafter, in tokens.
+        suffix_max_cached_requests: Requests whose responses it drafted from for others.
+        suffix_max_spec_factor: Most tokens that it drafted per token of the match.
+        suffix_min_token_prob: Survival below which its drafts ended.
         trace_version: Layout of the file.
         contract_version: Contract of the records.
     """
@@ -72,6 +86,10 @@ class TraceHeader:
     temperature: float = 0.0
     ngram_min_match: int = 2
     ngram_max_match: int = 4
+    suffix_max_tree_depth: int = 24
+    suffix_max_cached_requests: int = 10_000
+    suffix_max_spec_factor: float = 1.0
+    suffix_min_token_prob: float = 0.1
     trace_version: int = TRACE_VERSION
     contract_version: int = CONTRACT_VERSION
 
@@ -84,9 +102,9 @@ class DrafterTrace:
         num_draft_tokens: Tokens drafted, uint8 `[positions]`.
         num_accepted_tokens: Leading ones that the target emits, uint8 `[positions]`.
         match_length: Match behind the draft, uint8 `[positions]`; token drafters only.
-        num_matches: Occurrences of the match, int32 `[positions]`; token drafters only.
+        num_matches: Occurrences of the match, int32 `[positions]`; n-gram only.
         survival: Probability that each draft token survives, float32 `[positions, max length]`,
-            NaN where unknown; model drafters only.
+            NaN where unknown; `SURVIVAL_DRAFTERS` only.
         margin: Gap between the two largest logits of each draft token, float32
             `[positions, max length]`, NaN where unknown; model drafters only.
         target_probability: Target's probability of the first draft token at the sampling
@@ -158,21 +176,24 @@ class Traces:
         """The contract over these drafters.
 
         Args:
-            max_lengths: Longest draft per drafter; None takes everything that was recorded.
+            max_lengths: Longest draft per drafter, combinations of recorded ones among them; None
+                takes everything that was recorded.
             granularity: Whether an observation row is the batch or a request.
 
         Raises:
             TraceError: If a drafter, or a length, was not recorded.
         """
         wanted = dict(self.header.max_lengths if max_lengths is None else max_lengths)
-        for drafter, length in wanted.items():
+        contract = Contract((NONE, *wanted), (0, *wanted.values()), granularity)
+        for drafter in contract.proposers:
+            length = wanted[drafter]
             recorded = self.header.max_lengths.get(drafter, 0)
             if length > recorded:
                 raise TraceError(
                     f"The traces hold drafts of '{drafter}' up to {recorded} tokens, not {length}; "
                     "collect them anew, or lower drafters.max_lengths."
                 )
-        return Contract((NONE, *wanted), (0, *wanted.values()), granularity)
+        return contract
 
     def select(self, requests: Sequence[int] | np.ndarray) -> Traces:
         """Some of the requests, in the given order."""
@@ -318,14 +339,17 @@ def _from_table(table: pa.Table, header: TraceHeader) -> Traces:
             "num_draft_tokens": _flat(table, f"{name}_num_draft_tokens"),
             "num_accepted_tokens": _flat(table, f"{name}_num_accepted_tokens"),
         }
-        if name in MODEL_DRAFTERS:
-            for part in ("survival", "margin"):
-                values = _flat(table, f"{name}_{part}")
-                if len(values) != num_positions * max_length:
-                    raise KeyError(f"{name}_{part} of every position")
-                parts[part] = values.reshape(num_positions, max_length)
-        else:
+        matrices = ["survival"] * (name in SURVIVAL_DRAFTERS) + ["margin"] * (
+            name in MODEL_DRAFTERS
+        )
+        for part in matrices:
+            values = _flat(table, f"{name}_{part}")
+            if len(values) != num_positions * max_length:
+                raise KeyError(f"{name}_{part} of every position")
+            parts[part] = values.reshape(num_positions, max_length)
+        if name in TOKEN_DRAFTERS:
             parts["match_length"] = _flat(table, f"{name}_match_length")
+        if name not in SURVIVAL_DRAFTERS:
             parts["num_matches"] = _flat(table, f"{name}_num_matches")
         if header.temperature > 0:
             parts["target_probability"] = _flat(table, f"{name}_target_probability")

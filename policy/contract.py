@@ -29,10 +29,18 @@ from .errors import ContractError
 CONTRACT_VERSION = 1
 
 NONE = "none"
-TOKEN_DRAFTERS = ("ngram",)
+TOKEN_DRAFTERS = ("ngram", "suffix")
 """Drafters that read tokens only: scored at every step without drafting for real."""
 MODEL_DRAFTERS = ("eagle3", "eagle", "draft_model", "mtp")
 """Drafters that run a model and therefore keep a KV cache; at most one is loaded."""
+
+SURVIVAL_DRAFTERS = ("suffix", *MODEL_DRAFTERS)
+"""Drafters that tell how likely each of their tokens survives verification."""
+
+LONGEST_EXPECTED = "longest_expected"
+"""The combination that drafts with whatever has the most expected accepted tokens."""
+ELSE = "_else_"
+"""Joins a token and a model drafter to a combination, as in `ngram_else_eagle3`."""
 
 MAX_TOKEN_DRAFT_LENGTH = 16
 NUM_ACCEPTANCE_POSITIONS = 3
@@ -109,6 +117,14 @@ def _drafter_fields(drafter: str, max_length: int) -> list[Field]:
                 "Mean length of the match behind the draft on offer; 0 without a match.",
             ),
             Field(
+                f"{drafter}_expected_accepted_tokens",
+                "tokens",
+                0,
+                max_length,
+                "Mean of the survival probabilities summed over the draft on offer.",
+            )
+            if drafter in SURVIVAL_DRAFTERS
+            else Field(
                 f"{drafter}_num_matches_log2",
                 "log2(1 + matches)",
                 0,
@@ -202,8 +218,11 @@ def _of_request(field: Field) -> Field:
 class Contract:
     """Ordered observation fields and the action table of one set of drafters.
 
+    A drafter may be a combination of others (`policy.combinations`): it is chosen like any, but
+    never observed, because for each request one of its members drafts.
+
     Attributes:
-        drafters: Names by action index; index 0 is always `none`.
+        drafters: Names by action index; index 0 is always `none`, combinations come last.
         max_lengths: Largest number of draft tokens per drafter; 0 for `none`.
         granularity: `batch` for one row per engine step, `request` for one row per request: what
             is observed of the batch, the same in every row, and then of the request alone.
@@ -221,14 +240,18 @@ class Contract:
         if not self.drafters or self.drafters[0] != NONE:
             raise ContractError("The first drafter must be 'none'; put it in front of the list.")
         for drafter in self.drafters:
-            if drafter not in known:
-                raise ContractError(f"Unknown drafter '{drafter}'; choose from {', '.join(known)}.")
+            if drafter not in known and not self.is_combination(drafter):
+                raise ContractError(
+                    f"Unknown drafter '{drafter}'; choose from {', '.join(known)}, combine two as "
+                    f"in ngram{ELSE}eagle3, or take {LONGEST_EXPECTED}."
+                )
         if len(set(self.drafters)) != len(self.drafters):
             raise ContractError("A drafter is listed twice; name each drafter once.")
         if len(self.model_drafters) > 1:
             raise ContractError(
                 f"vLLM loads one model drafter, not {' and '.join(self.model_drafters)}; keep one."
             )
+        self._check_combinations()
         if len(self.max_lengths) != len(self.drafters):
             raise ContractError("Give one maximal length per drafter, 0 for 'none'.")
         for drafter, length in zip(self.drafters, self.max_lengths, strict=True):
@@ -244,6 +267,47 @@ class Contract:
                 f"Unknown granularity '{self.granularity}'; choose 'batch' or 'request'."
             )
 
+    def _check_combinations(self) -> None:
+        combinations = [name for name in self.drafters if self.is_combination(name)]
+        for name in combinations:
+            for member in self.members(name):
+                if member not in self.drafters:
+                    raise ContractError(
+                        f"The combination '{name}' needs the drafter '{member}'; add '{member}' to "
+                        "the drafters."
+                    )
+        if combinations and len(self.proposers) < 2:
+            raise ContractError(
+                f"The combination '{combinations[0]}' needs two drafters to choose from; add one."
+            )
+        if combinations and self.drafters[-len(combinations) :] != tuple(combinations):
+            raise ContractError(
+                f"The combination '{combinations[0]}' stands before a drafter; list combinations "
+                "last."
+            )
+
+    @staticmethod
+    def is_combination(drafter: object) -> bool:
+        """Whether a name is one of a combination."""
+        token, joined, model = str(drafter).partition(ELSE)
+        is_pair = bool(joined) and token in TOKEN_DRAFTERS and model in MODEL_DRAFTERS
+        return is_pair or drafter == LONGEST_EXPECTED
+
+    def members(self, combination: str) -> tuple[str, ...]:
+        """The drafters that a combination chooses from, in the order of its preference."""
+        if combination == LONGEST_EXPECTED:
+            return self.proposers
+        token, _, model = combination.partition(ELSE)
+        return token, model
+
+    @cached_property
+    def proposers(self) -> tuple[str, ...]:
+        """The drafters that draft themselves, in order: `none` and combinations left out.
+
+        They come right after `none`, so that the first one's index in the action table is 1.
+        """
+        return tuple(name for name in self.drafters[1:] if not self.is_combination(name))
+
     @property
     def model_drafters(self) -> tuple[str, ...]:
         """The drafters that run a model; at most one."""
@@ -258,9 +322,10 @@ class Contract:
     def fields(self) -> tuple[Field, ...]:
         """The observation's fields in order."""
         fields = list(_LOAD_FIELDS)
-        for drafter, length in zip(self.drafters[1:], self.max_lengths[1:], strict=True):
+        for drafter, length in zip(self.proposers, self.max_lengths[1:], strict=False):
             fields += _drafter_fields(drafter, length)
-        fields += _last_action_fields(self.drafters, self.max_num_speculative_tokens)
+        drafters = (NONE, *self.proposers)
+        fields += _last_action_fields(drafters, self.max_num_speculative_tokens)
         if self.granularity == "request":
             fields += [_of_request(field) for field in fields if field.name not in _BATCH_ONLY]
         return tuple(fields)

@@ -11,7 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from .contract import MODEL_DRAFTERS, NONE, NUM_ACCEPTANCE_POSITIONS, Contract
+from .contract import (
+    MODEL_DRAFTERS,
+    NUM_ACCEPTANCE_POSITIONS,
+    SURVIVAL_DRAFTERS,
+    Contract,
+)
 
 DECAY = 0.98
 """Weight that past samples keep when a step brings a newer one: about 50 such steps of memory."""
@@ -27,10 +32,10 @@ _CONTEXT, _TEMPERATURE, _FIRST_DRAFTER = 3, 5, 6
 _NUM_BATCH_ONLY = 4
 """The other fields of the load."""
 
-_LENGTH = NUM_ACCEPTANCE_POSITIONS
+ACCEPTANCE_POSITIONS = _LENGTH = NUM_ACCEPTANCE_POSITIONS
 """Samples of a drafter: acceptance by position, acceptance length, and two of its own kind."""
 _NUM_SAMPLES = _LENGTH + 3
-_COUNTERFACTUAL = _TOP1 = _LENGTH + 1
+COUNTERFACTUAL = _TOP1 = _LENGTH + 1
 _EXPECTED = _LENGTH + 2
 
 
@@ -38,14 +43,16 @@ class Layout(NamedTuple):
     """What the feature code needs of a contract.
 
     Attributes:
-        is_model: Whether each drafter but `none` runs a model, uint8 `[drafters - 1]`.
-        prior: Samples assumed before the first one, float32 `[drafters - 1, samples]`.
+        is_model: Whether each proposer of the contract runs a model, uint8 `[proposers]`.
+        tells_survival: Whether it tells how likely its tokens survive, uint8 `[proposers]`.
+        prior: Samples assumed before the first one, float32 `[proposers, samples]`.
         is_log2: Whether a field is a logarithm, uint8 `[fields]`.
         low: Lower bounds, float32 `[fields]`.
         high: Upper bounds, float32 `[fields]`.
     """
 
     is_model: np.ndarray
+    tells_survival: np.ndarray
     prior: np.ndarray
     is_log2: np.ndarray
     low: np.ndarray
@@ -54,13 +61,15 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, contract: Contract) -> Layout:
         """The layout of a contract."""
-        is_model = [drafter in MODEL_DRAFTERS for drafter in contract.drafters if drafter != NONE]
+        is_model = [drafter in MODEL_DRAFTERS for drafter in contract.proposers]
+        tells_survival = [drafter in SURVIVAL_DRAFTERS for drafter in contract.proposers]
         prior = np.full((len(is_model), _NUM_SAMPLES), _PRIOR_RATE, np.float32)
         prior[:, _LENGTH] = 1 + _PRIOR_RATE
-        prior[~np.array(is_model, bool), _COUNTERFACTUAL] = 0
+        prior[~np.array(is_model, bool), COUNTERFACTUAL] = 0
         is_log2 = [name.endswith("_log2") for name in contract.field_names]
         return cls(
             np.array(is_model, np.uint8),
+            np.array(tells_survival, np.uint8),
             prior,
             np.array(is_log2, np.uint8),
             contract.low,
@@ -72,9 +81,9 @@ class History(NamedTuple):
     """What past steps say about each drafter, one slot per request or one for the batch.
 
     Attributes:
-        total: Decayed sums of the samples, float32 `[slots, drafters - 1, samples]`.
+        total: Decayed sums of the samples, float32 `[slots, proposers, samples]`.
         weight: Decayed numbers of the samples, of the same shape.
-        steps_since: Steps since each drafter was verified, float32 `[slots, drafters - 1]`.
+        steps_since: Steps since each drafter was verified, float32 `[slots, proposers]`.
     """
 
     total: np.ndarray
@@ -84,7 +93,7 @@ class History(NamedTuple):
     @classmethod
     def of(cls, contract: Contract, num_slots: int) -> History:
         """A history of nothing."""
-        num_drafters = len(contract.drafters) - 1
+        num_drafters = len(contract.proposers)
         return cls(
             np.zeros((num_slots, num_drafters, _NUM_SAMPLES), np.float32),
             np.zeros((num_slots, num_drafters, _NUM_SAMPLES), np.float32),
@@ -123,25 +132,29 @@ class RowTable(NamedTuple):
 
     Attributes:
         rows: `ROW` `[rows]`.
-        told: What each drafter but `none` tells of itself, int32 `[drafters - 1, 4, rows]`: match
-            length, matches, tokens on offer and counterfactually accepted tokens (-1: no sample)
-            of a token drafter; freshness and pending tokens of a model drafter.
+        told: What each proposer tells of itself, int32 `[proposers, 4, rows]`: match length,
+            matches, tokens on offer and counterfactually accepted tokens (-1: no sample) of a token
+            drafter; freshness and pending tokens of a model drafter.
+        offer_survival: Survival of the tokens on offer of a token drafter that tells it, float32
+            `[proposers, rows, max length]`; only those on offer are read.
         survival: Survival of the model drafter's verified drafts, float32 `[rows, max length]`;
             NaN behind them, of which only the first is read.
     """
 
     rows: np.ndarray
     told: np.ndarray
+    offer_survival: np.ndarray
     survival: np.ndarray
 
     @classmethod
     def empty(cls, contract: Contract, *shape: int) -> RowTable:
         """Arrays of a shape whose last axis is the rows; its other axes come first."""
         *outer, num_rows = shape
-        length = max(1, contract.max_num_speculative_tokens)
+        length, num_drafters = max(1, contract.max_num_speculative_tokens), len(contract.proposers)
         return cls(
             np.zeros(shape, ROW),
-            np.zeros((*outer, len(contract.drafters) - 1, 4, num_rows), np.int32),
+            np.zeros((*outer, num_drafters, 4, num_rows), np.int32),
+            np.zeros((*outer, num_drafters, num_rows, length), np.float32),
             np.full((*outer, num_rows, length), np.nan, np.float32),
         )
 
@@ -200,6 +213,7 @@ def _observe_group(
     num_drafters, count = len(layout.is_model), last - first
     rows, steps_since = table.rows, history.steps_since
     is_model, is_log2, low, high = layout.is_model, layout.is_log2, layout.low, layout.high
+    tells_survival = layout.tells_survival
     out[0] = load[0]
     out[1] = load[1]
     out[2] = load[2]
@@ -234,14 +248,14 @@ def _observe_group(
         else:
             steps_since[slot, index] += 1
         for sample in range(_LENGTH + 1):
-            out[field + sample] = _recent(total, weight, prior, sample)
+            out[field + sample] = recent(total, weight, prior, sample)
         field += _LENGTH + 1
         out[field] = steps_since[slot, index]
         if is_model[index]:
             out[field + 1] = _mean(told[0], first, last)
             out[field + 2] = _mean(told[1], first, last)
-            out[field + 3] = _recent(total, weight, prior, _TOP1)
-            out[field + 4] = _recent(total, weight, prior, _EXPECTED)
+            out[field + 3] = recent(total, weight, prior, _TOP1)
+            out[field + 4] = recent(total, weight, prior, _EXPECTED)
             field += 5
         else:
             num_offers = match_length = num_matches = num_offered = 0
@@ -253,8 +267,10 @@ def _observe_group(
             out[field + 1] = num_offers / count
             out[field + 2] = match_length / count
             out[field + 3] = num_matches / count
+            if tells_survival[index]:
+                out[field + 3] = _mean_sum(table.offer_survival[index], told[2], first, last)
             out[field + 4] = num_offered / count
-            out[field + 5] = _recent(total, weight, prior, _COUNTERFACTUAL)
+            out[field + 5] = recent(total, weight, prior, COUNTERFACTUAL)
             field += 6
     for index in range(len(out)):
         value = out[index]
@@ -297,8 +313,8 @@ def _add_samples(
                         break
                     sums[_EXPECTED] += all_survival[row, position]
         elif told[3, row] >= 0:
-            counts[_COUNTERFACTUAL] += 1
-            sums[_COUNTERFACTUAL] += told[3, row]
+            counts[COUNTERFACTUAL] += 1
+            sums[COUNTERFACTUAL] += told[3, row]
     for sample in range(_NUM_SAMPLES):
         if counts[sample] > 0:
             total[sample] *= DECAY
@@ -309,7 +325,7 @@ def _add_samples(
 
 
 @njit(nogil=True, error_model="numpy")
-def _recent(
+def recent(
     total: np.ndarray, weight: np.ndarray, prior: np.ndarray, sample: int
 ) -> float:  # pragma: no cover - compiled
     """Recent mean of a sample, pulled towards its prior with the weight of one sample."""
@@ -321,4 +337,16 @@ def _mean(values: np.ndarray, first: int, last: int) -> float:  # pragma: no cov
     total = 0  # whole numbers add up faster as such; Numba compiles both
     for row in range(first, last):
         total += values[row]
+    return total / (last - first)
+
+
+@njit(nogil=True, error_model="numpy")
+def _mean_sum(
+    survival: np.ndarray, counts: np.ndarray, first: int, last: int
+) -> float:  # pragma: no cover - compiled
+    """Mean over rows of the sum of each row's first values, as many as its count."""
+    total = 0.0
+    for row in range(first, last):
+        for position in range(counts[row]):
+            total += survival[row, position]
     return total / (last - first)

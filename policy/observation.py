@@ -35,6 +35,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from .combinations import Combinations, resolve_rows
 from .contract import TOKEN_DRAFTERS, Contract
 from .features import ROW, History, Layout, RowTable, observe
 from .step import StepRecord
@@ -92,6 +93,26 @@ class ObservationBuilder:
         )
         return rows
 
+    def resolve(
+        self, combinations: Combinations, record: StepRecord, actions: np.ndarray
+    ) -> np.ndarray:
+        """Let the members of combinations take their place.
+
+        Args:
+            combinations: Of the contract.
+            record: The step of the last `update`.
+            actions: Canonical, int64 `[rows, 2]`.
+
+        Returns:
+            Actions without combinations, of the same shape.
+        """
+        if actions[:, 0].max(initial=0) <= len(self.contract.proposers):
+            return actions
+        resolved = actions.copy()
+        table, slots = _row_table(self.contract, record), self._slots_of(record)
+        resolve_rows(combinations, self._history, slots, table, resolved)
+        return resolved
+
     def forget(self, req_ids: Iterable[str]) -> None:
         """Drop what is kept of ended requests."""
         for req_id in req_ids:
@@ -111,6 +132,14 @@ class ObservationBuilder:
             1,
             np.empty((1, len(self.contract.fields)), np.float32),
         )
+        if len(self.contract.proposers) < len(self.contract.drafters) - 1:
+            resolve_rows(
+                Combinations.of(self.contract, min_match=1),
+                History.of(self.contract, num_slots=1),
+                np.zeros(1, np.int64),
+                RowTable.empty(self.contract, 1),
+                np.zeros((1, 2), np.int64),
+            )
 
     def _slots_of(self, record: StepRecord) -> np.ndarray:
         """The history slot of the batch and, at request granularity, of each request."""
@@ -131,13 +160,15 @@ def _row_table(contract: Contract, record: StepRecord) -> RowTable:
     table = RowTable.empty(contract, record.num_rows)
     for name in ROW.names or ():
         table.rows[name] = getattr(record, name)
-    for index, drafter in enumerate(contract.drafters[1:]):
+    for index, drafter in enumerate(contract.proposers):
         if drafter in TOKEN_DRAFTERS:
             offer = record.token_offers[drafter]
             table.told[index, 0] = offer.match_length
             table.told[index, 1] = offer.num_matches
             table.told[index, 2] = offer.num_draft_tokens
             table.told[index, 3] = offer.counterfactual_accepted
+            if offer.survival is not None:
+                table.offer_survival[index, :, : offer.survival.shape[1]] = offer.survival
         else:
             state = record.model_states[drafter]
             table.told[index, 0] = state.fresh

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,19 +13,37 @@ import numpy as np
 from envs.live import DraftersConfig, ModelConfig, engine_config, load_tokenizer
 from envs.vllm_engine import VllmEngine
 from envs.workload import Workload, WorkloadConfig, WorkloadRequest
+from policy.serving.config import DrafterSettings
 from policy.step import StepRecord
 
 MODEL = ModelConfig(
     dtype="float32", max_num_seqs=8, max_model_len=640, kv_cache_memory_bytes=1 << 30
 )
 DRAFTERS = DraftersConfig(max_lengths={"ngram": 8, "eagle3": 4})
+HAS_SUFFIX = importlib.util.find_spec("arctic_inference") is not None
+"""Whether `make suffix` was run."""
+EVERY_DRAFTER = DraftersConfig(
+    max_lengths={
+        "ngram": 8,
+        **({"suffix": 12} if HAS_SUFFIX else {}),
+        "eagle3": 4,
+        "ngram_else_eagle3": 8,
+        **({"suffix_else_eagle3": 10} if HAS_SUFFIX else {}),
+        "longest_expected": 6,
+    },
+    settings=DrafterSettings(suffix_max_cached_requests=0),
+)
 KINDS = {"code": 1.0, "edit": 1.0, "maths": 1.0, "chat": 1.0}
 
 
-def make_engine(drafting_policy: dict[str, Any] | None = None, **model: Any) -> VllmEngine:
+def make_engine(
+    drafting_policy: dict[str, Any] | None = None,
+    drafters: DraftersConfig = DRAFTERS,
+    **model: Any,
+) -> VllmEngine:
     """A hooked live engine; by default the caller decides."""
     settings = ModelConfig(**{**vars(MODEL), **model})
-    return VllmEngine(engine_config(settings, DRAFTERS, drafting_policy))
+    return VllmEngine(engine_config(settings, drafters, drafting_policy))
 
 
 def make_unhooked_engine(num_speculative_tokens: int) -> VllmEngine:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from envs.engine import EngineStep
+from policy.combinations import Combinations
 from policy.contract import MODEL_DRAFTERS, TOKEN_DRAFTERS
 from policy.cost_model import NO_WORK, StepShape
 from policy.observation import ObservationBuilder
@@ -55,6 +56,7 @@ class PlainEngine:
         self.longest = dict(zip(contract.drafters, contract.max_lengths, strict=True))
         self.model = next(iter(contract.model_drafters), None)
         self.builder = ObservationBuilder(contract)
+        self.combinations = Combinations.of(contract, config.combination_min_match)
         self.requests = []
         self.rows = []
         self.scheduled = []
@@ -232,7 +234,7 @@ class PlainEngine:
             num_accepted_tokens=column(accepted for *_, accepted, _ in told),
             finished_req_ids=finished,
             token_offers={
-                drafter: TokenOffer(*self.offers(drafter, [request for request, *_ in told]).T)
+                drafter: self.token_offer(drafter, [request for request, *_ in told])
                 for drafter in self.contract.drafters
                 if drafter in TOKEN_DRAFTERS
             },
@@ -254,10 +256,17 @@ class PlainEngine:
         drafted = int(self.traces.drafters[drafter].num_draft_tokens[at])
         return at, min(drafted, self.longest[drafter])
 
-    def offers(self, drafter, requests):
-        """`offer` of each request, int32 `[requests, 4]`."""
+    def token_offer(self, drafter, requests):
+        """`offer` of each request, and the survival of the tokens on offer now."""
         told = [self.offer(drafter, request) for request in requests]
-        return np.array(told, np.int32).reshape(-1, 4)
+        trace, longest = self.traces.drafters[drafter], self.longest[drafter]
+        survival = np.full((len(requests), longest), np.nan, np.float32)
+        for row, request in enumerate(requests):
+            at, length = self.drafted_at(drafter, request)
+            if at is not None and trace.survival is not None:
+                survival[row, :length] = trace.survival[at, :length]
+        columns = np.array(told, np.int32).reshape(-1, 4).T
+        return TokenOffer(*columns, survival=None if trace.survival is None else survival)
 
     def offer(self, drafter, request):
         """Match length, matches, tokens on offer now, and the fate of an earlier offer."""
@@ -275,7 +284,8 @@ class PlainEngine:
         if length and drafter not in request.open_offers:
             accepted = min(length, int(trace.num_accepted_tokens[at]))
             request.open_offers[drafter] = request.outputs, length, accepted
-        return int(trace.match_length[at]), int(trace.num_matches[at]), length, fate
+        num_matches = 0 if trace.num_matches is None else int(trace.num_matches[at])
+        return int(trace.match_length[at]), num_matches, length, fate
 
     def price(self, record):
         has_model = [
@@ -309,6 +319,10 @@ class PlainEngine:
     def draft(self, actions):
         actions = [self.contract.canonical_action(action) for action in actions]
         actions = actions if len(actions) > 1 else actions * len(self.rows)
+        if self.rows:
+            chosen = np.array(actions, np.int64).reshape(-1, 2)
+            actions = self.builder.resolve(self.combinations, self.record, chosen).tolist()
+            self.events["a member drafted for a combination"] += (chosen != actions).any()
         asked = []
         for request, (index, length) in zip(self.rows, actions, strict=True):
             request.drafter, request.num_draft = "none", 0

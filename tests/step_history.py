@@ -1,5 +1,7 @@
 """Random step records for the tests of whatever reads them."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from policy.step import ModelState, StepRecord, TokenOffer
@@ -15,14 +17,18 @@ def random_step(rng, req_ids, finished=frozenset(), drafters=DRAFTERS, wild=1.0)
         return rng.integers(low, int(high * wild) + 1, rows).astype(np.int32)
 
     drafter = rng.integers(0, len(drafters), rows).astype(np.int32)
-    num_drafts = np.array([rng.integers(1, LENGTHS[d] + 1) if d else 0 for d in drafter], np.int32)
+    num_drafts = np.array(
+        [rng.integers(1, (*LENGTHS, 8)[d] + 1) if d else 0 for d in drafter], np.int32
+    )
     num_accepted = np.array([rng.integers(0, n + 1) for n in num_drafts], np.int32)
     survival = np.full((rows, max(LENGTHS)), np.nan, np.float32)
     for row in range(rows):
-        if drafter[row] == 2:
+        if drafters[drafter[row]] == "eagle3":
             drafted = np.cumprod(rng.random(num_drafts[row]))
             survival[row, : num_drafts[row]] = drafted
     offer = TokenOffer(integers(0, 4), integers(0, 50), integers(0, 8), integers(-1, 8))
+    known = np.cumprod(rng.random((rows, max(LENGTHS))), axis=1).astype(np.float32)
+    known[np.arange(max(LENGTHS)) >= offer.num_draft_tokens[:, None]] = np.nan
     state = ModelState(rng.random(rows) < 0.7, integers(0, 500), survival)
     return StepRecord(
         num_running_reqs=rows + int(rng.integers(0, 3 * wild)),
@@ -38,7 +44,11 @@ def random_step(rng, req_ids, finished=frozenset(), drafters=DRAFTERS, wild=1.0)
         num_draft_tokens=num_drafts,
         num_accepted_tokens=num_accepted,
         finished_req_ids=finished,
-        token_offers={"ngram": offer} if "ngram" in drafters else {},
+        token_offers={
+            name: told
+            for name, told in (("ngram", offer), ("suffix", replace(offer, survival=known)))
+            if name in drafters
+        },
         model_states={"eagle3": state} if "eagle3" in drafters else {},
     )
 

@@ -1,5 +1,7 @@
 """Random traces that a run could have recorded, for whatever replays them."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from envs.traces import DrafterTrace, TraceHeader, Traces
@@ -14,6 +16,26 @@ PRICES_S = {
     "num_draft_passes": 0.004,
     "num_draft_pass_tokens": 0.0002,
 }
+
+
+def with_suffix(traces, seed=1):
+    """The same with a suffix drafter that has less often something on offer, but longer drafts."""
+    rng = np.random.default_rng(seed)
+    ngram = traces.drafters["ngram"]
+    drafted = np.minimum(2 * ngram.num_draft_tokens, 12)
+    drafted[rng.random(len(drafted)) < 0.4] = 0
+    survival = np.cumprod(rng.random((len(drafted), 12)), axis=1).astype(np.float32)
+    survival[np.arange(12) >= drafted[:, None]] = np.nan
+    suffix = DrafterTrace(
+        drafted,
+        np.minimum(ngram.num_accepted_tokens, drafted),
+        match_length=np.where(drafted, rng.integers(1, 20, len(drafted)), 0).astype(np.uint8),
+        survival=survival,
+    )
+    lengths = {"ngram": LENGTHS["ngram"], "suffix": 12, "eagle3": LENGTHS["eagle3"]}
+    drafters = {"ngram": ngram, "suffix": suffix, "eagle3": traces.drafters["eagle3"]}
+    header = replace(traces.header, max_lengths=lengths)
+    return replace(traces, header=header, drafters=drafters)
 
 
 def make_traces(num_requests=12, output_tokens=40, seed=0, kinds=("code", "chat"), **header):

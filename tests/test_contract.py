@@ -16,6 +16,7 @@ CONTRACTS = [
     Contract(("none", "eagle3"), (0, 3), "request"),
     Contract(("none", "ngram", "eagle3"), (0, 8, 4), "request"),
     Contract(("none", "draft_model", "ngram"), (0, 5, 1)),
+    Contract(("none", "suffix", "eagle3"), (0, 16, 4)),
 ]
 every_contract = pytest.mark.parametrize("contract", CONTRACTS, ids=lambda c: "+".join(c.drafters))
 
@@ -130,6 +131,17 @@ def test_the_order_of_the_observation_is_fixed():
     )
 
 
+def test_a_drafter_that_tells_survival_has_no_count_of_matches():
+    contract = Contract(("none", "suffix"), (0, 16))
+    assert contract.field_names[11:16] == (
+        "suffix_draft_share",
+        "suffix_match_length",
+        "suffix_expected_accepted_tokens",
+        "suffix_draft_tokens_on_offer",
+        "suffix_counterfactual_accepted_tokens",
+    )
+
+
 def test_bounds_of_lengths_follow_each_drafter():
     contract = Contract(("none", "ngram", "eagle3"), (0, 8, 4))
     high = dict(zip(contract.field_names, contract.high.tolist(), strict=True))
@@ -234,7 +246,14 @@ def test_what_is_no_mapping_is_no_contract(stored):
         (
             ("none", "oracle"),
             (0, 4),
-            "Unknown drafter 'oracle'; choose from none, ngram, eagle3, eagle, draft_model, mtp.",
+            "Unknown drafter 'oracle'; choose from none, ngram, suffix, eagle3, eagle, "
+            "draft_model, mtp, combine two as in ngram_else_eagle3, or take longest_expected.",
+        ),
+        (
+            ("none", 5),
+            (0, 4),
+            "Unknown drafter '5'; choose from none, ngram, suffix, eagle3, eagle, draft_model, "
+            "mtp, combine two as in ngram_else_eagle3, or take longest_expected.",
         ),
         (
             ("none", "ngram", "ngram"),

@@ -92,8 +92,12 @@ def assert_same_rollouts(ours, theirs):
         (None, {"prompts_are_cached": False, "max_num_batched_tokens": 60, "max_num_seqs": 8}),
         (None, {"dormant_after": 3, "max_pending_tokens": 8}),
         ({"ngram": 5}, {"has_prefill": False}),
+        (
+            {"ngram": 8, "eagle3": 4, "ngram_else_eagle3": 6, "longest_expected": 5},
+            {"combination_min_match": 4, "dormant_after": 3, "max_pending_tokens": 8},
+        ),
     ],
-    ids=["roomy", "crowded", "dormant", "ngram"],
+    ids=["roomy", "crowded", "dormant", "ngram", "combined"],
 )
 def test_each_engine_is_a_single_environment(make_vec_env, lengths, settings):
     vec_env = make_vec_env(lengths=lengths, **settings)

@@ -13,7 +13,6 @@ from envs.simulator_state import TraceEngineConfig
 from envs.step_timings import Timings
 from envs.trace_engine import TraceEngine
 from envs.traces import TraceHeader, concatenate
-from policy.contract import NONE
 
 from . import live
 from .synthetic_traces import make_cost_model
@@ -34,12 +33,23 @@ CONFIG = TraceEngineConfig(
 
 def header(temperature=0.0):
     return TraceHeader(
-        max_lengths={"ngram": 8, "eagle3": 4},
+        max_lengths={
+            name: live.EVERY_DRAFTER.max_lengths[name]
+            for name in live.EVERY_DRAFTER.contract().proposers
+        },
+        suffix_max_cached_requests=0,
         target="smollm2-135m-instruct",
         output_tokens=RECORDED_TOKENS,
         max_model_len=live.MODEL.max_model_len,
         temperature=temperature,
     )
+
+
+@pytest.fixture(scope="module")
+def engine(plain_outputs):
+    engine = live.make_engine(drafters=live.EVERY_DRAFTER)
+    yield engine
+    engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -177,9 +187,7 @@ def test_above_temperature_0_drafts_are_accepted_as_often_as_the_target_says(eng
         for request in live.make_requests(8, max_tokens=RECORDED_TOKENS)
     ]
     hot = concatenate(list(record_traces(engine, requests, "train", header(0.8), concurrency=8)))
-    for name in engine.contract.drafters:
-        if name == NONE:
-            continue
+    for name in engine.contract.proposers:
         drafter = hot.drafters[name]
         drafted = drafter.num_draft_tokens > 0
         probability = drafter.target_probability[drafted]

@@ -188,7 +188,7 @@ def test_ended_and_aborted_requests_leave_nothing_behind(engine):
     engine.generate(prompts[1:2], concurrency=8)
     hook = engine.hook
     assert len(hook._known_req_ids) <= 1
-    assert len(hook._ngram._pledges) <= 1
+    assert len(hook._token_drafters["ngram"]._pledges) <= 1
     assert len(hook._model._backlogs) <= 1
 
 

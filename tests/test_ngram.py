@@ -7,6 +7,7 @@ import pytest
 from vllm.v1.spec_decode.ngram_proposer import _find_longest_matched_ngram_and_propose_tokens
 
 from policy.serving.ngram import NgramDrafter
+from policy.serving.token_drafter import Contexts
 
 BOUNDS = [(low, high) for high in range(1, 6) for low in range(1, high + 1)]
 MODEL_LEN = 64
@@ -30,7 +31,14 @@ def offer(drafter, contexts, req_ids=None, rng=None):
         engine[row, : len(context)] = context
     num_tokens = np.array([len(context) for context in contexts], np.int32)
     req_ids = req_ids or [str(number) for number in range(len(contexts))]
-    return drafter.offer(tuple(req_ids), engine, rows, num_tokens)
+    return drafter.offer(Contexts(tuple(req_ids), engine, rows, num_tokens, num_tokens))
+
+
+def draft_of(drafter, row, length):
+    """Tokens of one request's draft."""
+    (draft,) = drafter.draft(np.array([row]), np.array([length]))
+    assert not len(draft.survival)
+    return draft.token_ids
 
 
 def make_drafter(max_length=8, bounds=(2, 4), max_model_len=MODEL_LEN):
@@ -63,7 +71,7 @@ def test_drafts_are_the_ones_vllm_would_make(bounds):
         theirs = _find_longest_matched_ngram_and_propose_tokens(
             context.astype(np.int32), *bounds, MODEL_LEN, max_length
         )
-        assert drafter.draft(row, max_length) == theirs.tolist(), context
+        assert draft_of(drafter, row, max_length) == theirs.tolist(), context
         assert offered.num_draft_tokens[row] == len(theirs)
 
 
@@ -78,7 +86,7 @@ def test_match_length_and_count_are_those_of_brute_force(bounds):
         length, count, draft = brute_force(context, bounds, min(8, MODEL_LEN - len(context)))
         found = offered.match_length[row], offered.num_matches[row]
         assert found == (length, count), context
-        assert drafter.draft(row, 8) == draft
+        assert draft_of(drafter, row, 8) == draft
         matched += length > 0
     assert matched > 100
     assert (offered.counterfactual_accepted == -1).all()
@@ -88,10 +96,10 @@ def test_a_draft_is_cut_to_the_length_asked_for():
     drafter = make_drafter(8)
     offer(drafter, [[1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2], [1, 2, 3]])
     for length in range(12):
-        draft = drafter.draft(0, length)
+        draft = draft_of(drafter, 0, length)
         assert draft == [3, 4, 5, 6, 7, 8, 9, 1][:length]
         assert all(type(token) is int for token in draft)
-        assert drafter.draft(1, length) == []
+        assert draft_of(drafter, 1, length) == []
 
 
 def test_drafts_end_at_the_longest_context_of_the_engine():
@@ -102,7 +110,7 @@ def test_drafts_end_at_the_longest_context_of_the_engine():
         offered = offer(drafter, [context])
         assert offered.match_length[0] == 4
         assert offered.num_draft_tokens[0] == min(room, 4)
-        assert drafter.draft(0, 4) == repeating[len(context) :][:4]
+        assert draft_of(drafter, 0, 4) == repeating[len(context) :][:4]
 
 
 def random_target(rng):
@@ -176,13 +184,13 @@ def test_nothing_is_kept_of_a_thousand_ended_requests():
     for number in range(1000):
         offer(drafter, [[1, 2, 3, 1, 2]], [str(number)])
         drafter.forget([str(number)])
-    assert not drafter._pledges
+    assert len(drafter._pledges) == 0
 
 
 def test_warming_up_leaves_no_trace():
     drafter = make_drafter()
     drafter.warm_up()
-    assert not drafter._pledges
+    assert len(drafter._pledges) == 0
     assert offer(drafter, [[5, 6, 7]], ["warm-up"]).counterfactual_accepted.tolist() == [-1]
 
 

@@ -67,15 +67,19 @@ def expected_row(contract, past, last_rows):
         row.append(recent_mean([[s.num_emitted_tokens[r] for r in rows] for s, rows in used], 1.5))
         ages = [age for age, (_, rows) in enumerate(reversed(used)) if rows]
         row.append(log2(ages[0] if ages else 1024))
-        if drafter == "ngram":
-            offer = now.token_offers["ngram"]
+        if drafter in ("ngram", "suffix"):
+            offer = now.token_offers[drafter]
             hits = [
-                [s.token_offers["ngram"].counterfactual_accepted[r] for r in rs] for s, rs in past
+                [s.token_offers[drafter].counterfactual_accepted[r] for r in rs] for s, rs in past
+            ]
+            known = offer.survival if drafter == "suffix" else ()
+            expected = [
+                sum(p for p in known[r].tolist() if p == p) for r in last_rows if len(known)
             ]
             row += [
                 mean(offer.num_draft_tokens[last_rows] > 0),
                 mean(offer.match_length[last_rows]),
-                log2(mean(offer.num_matches[last_rows])),
+                mean(expected) if expected else log2(mean(offer.num_matches[last_rows])),
                 mean(offer.num_draft_tokens[last_rows]),
                 recent_mean([[hit for hit in step if hit != -1] for step in hits], 0.0),
             ]
@@ -119,7 +123,9 @@ def expected_observation(contract, history):
 
 @both_granularities
 @pytest.mark.parametrize(
-    "drafters", [DRAFTERS, ("none", "ngram"), ("none",)], ids=lambda names: "+".join(names)
+    "drafters",
+    [DRAFTERS, ("none", "ngram", "suffix"), ("none", "ngram"), ("none",)],
+    ids=lambda names: "+".join(names),
 )
 def test_every_field_equals_its_recomputation_from_all_past_steps(granularity, drafters):
     contract = Contract(drafters, LENGTHS[: len(drafters)], granularity)

@@ -12,6 +12,7 @@ from envs.trace_import import ImportConfig, import_published, to_traces
 from envs.traces import read_traces
 from policy.errors import ConfigError, TraceError
 from policy.serving.ngram import NgramDrafter, drafts_along
+from policy.serving.token_drafter import Contexts
 
 from .published import (
     FOLDER,
@@ -46,8 +47,11 @@ def test_drafts_along_an_output_are_those_of_the_serving_drafter(bounds):
                 max_length=max_length, min_match=bounds[0], max_match=bounds[1], max_model_len=999
             )
             end = num_prompt + position
-            offer = drafter.offer(("a",), tokens[None], np.zeros(1, np.intp), np.array([end]))
-            draft, follows = drafter.draft(0, 99), tokens[end:].tolist()
+            ends, prompts = np.array([end]), np.array([num_prompt])
+            contexts = Contexts(("a",), tokens[None], np.zeros(1, np.intp), ends, prompts)
+            offer = drafter.offer(contexts)
+            (draft,) = drafter.draft(np.array([0]), np.array([99]))
+            draft, follows = draft.token_ids, tokens[end:].tolist()
             leading = 0
             while leading < min(len(draft), len(follows)) and draft[leading] == follows[leading]:
                 leading += 1

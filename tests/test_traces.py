@@ -13,7 +13,7 @@ import envs.traces
 from envs.traces import DrafterTrace, Traces, concatenate, read_traces
 from policy.errors import TraceError
 
-from .synthetic_traces import LENGTHS, make_traces
+from .synthetic_traces import LENGTHS, make_traces, with_suffix
 
 DTYPES = {
     "num_draft_tokens": np.uint8,
@@ -63,7 +63,11 @@ def refused(act, *arguments, **keywords):
     return sentence
 
 
-@pytest.mark.parametrize("traces", [make_traces(), sampled_traces()], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "traces",
+    [make_traces(), sampled_traces(), with_suffix(make_traces())],
+    ids=["greedy", "sampled", "suffix"],
+)
 def test_a_file_is_read_back_as_it_was_written(traces, tmp_path):
     path = tmp_path / "deep" / "down.parquet"
     traces.write(path)
@@ -84,12 +88,12 @@ def test_a_file_is_read_back_as_it_was_written(traces, tmp_path):
 
 
 def test_a_reader_without_draftgym_finds_the_documented_columns(tmp_path):
-    traces = make_traces()
+    traces = with_suffix(make_traces())
     traces.write(tmp_path / "t.parquet")
     table = pq.read_table(tmp_path / "t.parquet")
     assert pq.read_metadata(tmp_path / "t.parquet").row_group(0).column(0).compression == "ZSTD"
     for name in table.column_names:
-        described = re.sub("^(ngram|eagle3)_", "DRAFTER_", name)
+        described = re.sub("^(ngram|suffix|eagle3)_", "DRAFTER_", name)
         assert f"`{described}`" in envs.traces.__doc__
     for drafter, parts in traces.drafters.items():
         there = {part for part, values in vars(parts).items() if values is not None}
@@ -106,7 +110,7 @@ def test_a_reader_without_draftgym_finds_the_documented_columns(tmp_path):
     survival = traces.drafters["eagle3"].survival[start:end]
     assert row["eagle3_survival"] == survival.ravel().tolist()
     header = json.loads(table.schema.metadata[b"draftgym"])
-    assert (header["max_lengths"], header["target"]) == (LENGTHS, "a-model")
+    assert (header["max_lengths"], header["target"]) == (LENGTHS | {"suffix": 12}, "a-model")
 
 
 def test_several_files_are_read_as_one(tmp_path):

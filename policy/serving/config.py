@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 from ..config import from_mapping
-from ..contract import Granularity
+from ..contract import ELSE, Contract, Granularity
 from ..errors import ConfigError
 
 CONFIG_KEY = "drafting_policy"
@@ -25,18 +26,43 @@ class DrafterSettings:
         dormant_after: Engine steps without a model draft after which the model drafter stops
             reading prompts.
         max_pending_tokens: Tokens of a request that may wait for the model drafter.
+        suffix_max_tree_depth: Longest match and draft together, in tokens, of the suffix drafter.
+        suffix_max_cached_requests: Requests whose responses it drafts from for others; 0 for none.
+        suffix_max_spec_factor: Most tokens that it drafts per token of the match.
+        suffix_min_token_prob: Survival below which its drafts end.
+        combination_min_match: Shortest match, in tokens, with which a combination such as
+            `ngram_else_eagle3` takes its token drafter.
     """
 
     ngram_min_match: int = 2
     ngram_max_match: int = 4
     dormant_after: int = 512
     max_pending_tokens: int = 1024
+    suffix_max_tree_depth: int = 24
+    suffix_max_cached_requests: int = 10_000
+    suffix_max_spec_factor: float = 1.0
+    suffix_min_token_prob: float = 0.1
+    combination_min_match: int = 3
 
     def __post_init__(self) -> None:
         if not 1 <= self.ngram_min_match <= self.ngram_max_match:
             raise ConfigError(
                 f"The n-gram match bounds {self.ngram_min_match}..{self.ngram_max_match} are not "
                 "in order; give 1 <= ngram_min_match <= ngram_max_match."
+            )
+        if self.suffix_max_tree_depth < 2 or self.suffix_max_cached_requests < 0:
+            raise ConfigError(
+                f"suffix_max_tree_depth {self.suffix_max_tree_depth} or suffix_max_cached_requests "
+                f"{self.suffix_max_cached_requests} is too small; give >= 2 and >= 0."
+            )
+        if not (self.suffix_max_spec_factor > 0 and 0 <= self.suffix_min_token_prob <= 1):
+            raise ConfigError(
+                f"suffix_max_spec_factor {self.suffix_max_spec_factor} or suffix_min_token_prob "
+                f"{self.suffix_min_token_prob} is out of range; give > 0 and 0..1."
+            )
+        if self.combination_min_match < 1:
+            raise ConfigError(
+                f"combination_min_match is {self.combination_min_match}; make it 1 or more."
             )
         if self.dormant_after < 0 or self.max_pending_tokens < 0:
             raise ConfigError("dormant_after and max_pending_tokens must be 0 or more.")
@@ -103,3 +129,28 @@ class DraftingPolicyConfig:
         if section is None and (path := os.environ.get(POLICY_VARIABLE)):
             section = {"path": path}
         return None if section is None else from_mapping(cls, section, CONFIG_KEY)
+
+
+def check_settings(contract: Contract, settings: DrafterSettings) -> None:
+    """Refuse drafters that cannot work here or as set, before an engine starts.
+
+    Raises:
+        ConfigError: If the optional package of a drafter is missing, or a combination waits for
+            matches that its token drafter never looks for.
+    """
+    if "suffix" in contract.drafters and find_spec("arctic_inference") is None:
+        raise ConfigError(
+            "The drafter 'suffix' needs the package arctic-inference; build it with `make suffix`, "
+            "or leave 'suffix' out of the drafters."
+        )
+    longest = {
+        "ngram": settings.ngram_max_match,
+        "suffix": settings.suffix_max_tree_depth - 1,
+    }
+    for name in contract.drafters:
+        token, joined, _ = name.partition(ELSE)
+        if joined and settings.combination_min_match > longest[token]:
+            raise ConfigError(
+                f"'{name}' waits for matches of {settings.combination_min_match} tokens and "
+                f"'{token}' looks for {longest[token]} at most; lower combination_min_match."
+            )

@@ -19,13 +19,15 @@ import numpy as np
 import torch
 from vllm.v1.outputs import DraftTokenIds
 
-from ..contract import MODEL_DRAFTERS, NONE, Contract, Granularity
+from ..combinations import Combinations
+from ..contract import MODEL_DRAFTERS, Contract, Granularity
 from ..controllers import Controller, admitted_lengths, judges_drafts
 from ..observation import ObservationBuilder
 from ..step import StepRecord
 from .config import DrafterSettings
-from .ngram import NgramDrafter
+from .drafters import make_token_drafters
 from .proposer import ModelDrafter, TargetStep
+from .token_drafter import Contexts, Draft
 
 logger = logging.getLogger("vllm.draftgym")
 
@@ -47,7 +49,7 @@ class Probe:
 
     Attributes:
         token_ids: One list per row; empty without a draft.
-        survival: float32 `[rows, max length]`, NaN for token drafters and where nothing is drafted.
+        survival: float32 `[rows, max length]`, NaN where unknown and where nothing is drafted.
         margin: Gap between the two largest logits of each token, of the same shape.
     """
 
@@ -100,17 +102,10 @@ class SpeculationHook:
         self._runner = runner
         self._is_serving = is_serving
         self._builder = ObservationBuilder(contract)
+        self._combinations = Combinations.of(contract, settings.combination_min_match)
         self._max_model_len: int = runner.max_model_len
-        self._ngram: NgramDrafter | None = None
+        self._token_drafters = make_token_drafters(contract, settings, self._max_model_len)
         self._model: ModelDrafter | None = None
-        if "ngram" in contract.drafters:
-            self._ngram = NgramDrafter(
-                max_length=contract.max_lengths[contract.drafters.index("ngram")],
-                min_match=settings.ngram_min_match,
-                max_match=settings.ngram_max_match,
-                max_model_len=self._max_model_len,
-            )
-            self._ngram.warm_up()
         if contract.model_drafters:
             self._model = ModelDrafter(
                 runner,
@@ -196,18 +191,19 @@ class SpeculationHook:
         ):
             self.num_decisions[self.contract.drafters[index], int(length)] += int(count)
         canonical = np.broadcast_to(canonical, (record.num_rows, 2))
+        canonical = self._builder.resolve(self._combinations, record, canonical)
         lengths = np.minimum(canonical[:, 1], self._room(record))
         drafts: list[list[int]] = [[] for _ in range(record.num_rows)]
         for req_id in record.req_ids:
             self._drafted.pop(req_id, None)
-        for index, drafter in enumerate(self.contract.drafters):
+        for index, drafter in enumerate(self.contract.proposers, start=1):
             rows = np.flatnonzero((canonical[:, 0] == index) & (lengths > 0))
-            if drafter == NONE or not len(rows):
+            if not len(rows):
                 continue
-            draft = self._draft_model if drafter in MODEL_DRAFTERS else self._draft_ngram
-            for row, tokens, survival in draft(rows, lengths[rows]):
-                drafts[row] = tokens
-                self._drafted[record.req_ids[row]] = _Drafted(index, survival)
+            for row, draft in zip(rows, self._draft(drafter, rows, lengths[rows]), strict=True):
+                if draft.token_ids:
+                    drafts[row] = draft.token_ids
+                    self._drafted[record.req_ids[row]] = _Drafted(index, draft.survival)
         self._read_overdue()
         self._cut_drafts(record, drafts)
         return DraftTokenIds(list(record.req_ids), drafts)
@@ -248,30 +244,32 @@ class SpeculationHook:
         return {
             drafter: self._probe(drafter, length, np.minimum(length, room))
             for drafter, length in zip(
-                self.contract.drafters[1:], self.contract.max_lengths[1:], strict=True
+                self.contract.proposers, self.contract.max_lengths[1:], strict=False
             )
         }
 
     def _probe(self, drafter: str, length: int, lengths: np.ndarray) -> Probe:
         if drafter not in MODEL_DRAFTERS:
-            assert self._ngram is not None
+            drafts = self._token_drafters[drafter].draft(np.arange(len(lengths)), lengths)
             unknown = np.full((len(lengths), length), np.nan, np.float32)
-            token_ids = [self._ngram.draft(row, most) for row, most in enumerate(lengths.tolist())]
-            return Probe(token_ids, unknown, unknown)
+            survival = unknown.copy()
+            for row, draft in enumerate(drafts):
+                survival[row, : len(draft.survival)] = draft.survival
+            return Probe([draft.token_ids for draft in drafts], survival, unknown)
         assert self._model is not None
         self._model.keeps_margins = True
-        draft = self._model.draft(self._engine_rows, length)
+        drafted = self._model.draft(self._engine_rows, length)
         self._model.keeps_margins = False
         self._model.take_cost()  # no step of the engine's is charged for a probe
         is_beyond = np.arange(length) >= lengths[:, None]
-        is_none = np.isnan(draft.survival[:, 0])
+        is_none = np.isnan(drafted.survival[:, 0])
         return Probe(
             [
                 [] if none else row[:most].tolist()
-                for row, most, none in zip(draft.token_ids, lengths, is_none, strict=True)
+                for row, most, none in zip(drafted.token_ids, lengths, is_none, strict=True)
             ],
-            np.where(is_beyond, np.nan, draft.survival),
-            np.where(is_beyond, np.nan, draft.margin),
+            np.where(is_beyond, np.nan, drafted.survival),
+            np.where(is_beyond, np.nan, drafted.margin),
         )
 
     @torch.inference_mode()
@@ -300,7 +298,7 @@ class SpeculationHook:
         return probabilities.gather(1, index[:, None])[:, 0].cpu().numpy()
 
     def _count(self, record: StepRecord) -> None:
-        for index, drafter in enumerate(self.contract.drafters[1:], start=1):
+        for index, drafter in enumerate(self.contract.proposers, start=1):
             num_drafts, num_draft_tokens, num_accepted_tokens = record.verified(index)
             if num_drafts:
                 self.num_drafts[drafter] += num_drafts
@@ -312,25 +310,17 @@ class SpeculationHook:
         if self._model is not None:
             self._model.read_overdue()
 
-    def _draft_ngram(
-        self, rows: np.ndarray, lengths: np.ndarray
-    ) -> list[tuple[int, list[int], np.ndarray]]:
-        assert self._ngram is not None
-        no_survival = np.zeros(0, np.float32)
-        return [
-            (row, self._ngram.draft(row, length), no_survival)
-            for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)
-        ]
-
-    def _draft_model(
-        self, rows: np.ndarray, lengths: np.ndarray
-    ) -> list[tuple[int, list[int], np.ndarray]]:
+    def _draft(self, drafter: str, rows: np.ndarray, lengths: np.ndarray) -> list[Draft]:
+        """Drafts of one drafter for some rows of the decision; empty where it has none."""
+        if drafter in self._token_drafters:
+            return self._token_drafters[drafter].draft(rows, lengths)
         assert self._model is not None
-        draft = self._model.draft(self._engine_rows[rows], int(lengths.max()))
+        made = self._model.draft(self._engine_rows[rows], int(lengths.max()))
         return [
-            (row, draft.token_ids[i, : lengths[i]].tolist(), draft.survival[i, : lengths[i]])
-            for i, row in enumerate(rows.tolist())
-            if not np.isnan(draft.survival[i, 0])
+            Draft([] if none else tokens[:length].tolist(), survival[:length])
+            for tokens, survival, length, none in zip(
+                made.token_ids, made.survival, lengths, np.isnan(made.survival[:, 0]), strict=True
+            )
         ]
 
     def _room(self, record: StepRecord) -> np.ndarray:
@@ -395,7 +385,20 @@ class SpeculationHook:
             )
         is_prompt = num_scheduled > 1 + num_drafts
         num_waiting, kv_cache_usage = getattr(scheduler_output, LOAD_ATTRIBUTE, (0, 0.0))
-        is_drafted = num_drafts[rows] > 0
+        drafter = np.array(
+            [
+                self._drafted.get(req_id, _UNKNOWN_DRAFT).drafter if num_drafts[row] else 0
+                for req_id, row in zip(row_ids, rows, strict=True)
+            ],
+            np.int32,
+        )
+        contexts = Contexts(
+            row_ids,
+            batch.token_ids_cpu,
+            rows,
+            num_tokens[rows],
+            batch.num_prompt_tokens[:num_reqs][rows].astype(np.int32),
+        )
         num_passes, num_pass_tokens = (0, 0) if self._model is None else self._model.take_cost()
         return StepRecord(
             num_running_reqs=num_reqs,
@@ -407,44 +410,41 @@ class SpeculationHook:
             num_context_tokens=num_tokens[rows],
             num_emitted_tokens=num_accepted[rows] + 1,
             temperature=np.maximum(batch.temperature_cpu[:num_reqs][rows], 0),
-            drafter=np.array(
-                [
-                    self._drafted.get(req_id, _UNKNOWN_DRAFT).drafter if drafted else 0
-                    for req_id, drafted in zip(row_ids, is_drafted, strict=True)
-                ],
-                np.int32,
-            ),
+            drafter=drafter,
             num_draft_tokens=num_drafts[rows],
             num_accepted_tokens=num_accepted[rows],
             num_draft_passes=num_passes,
             num_draft_pass_tokens=num_pass_tokens,
             finished_req_ids=finished,
-            token_offers={}
-            if self._ngram is None
-            else {"ngram": self._ngram.offer(row_ids, batch.token_ids_cpu, rows, num_tokens[rows])},
+            token_offers={
+                name: token_drafter.offer(contexts)
+                for name, token_drafter in self._token_drafters.items()
+            },
             model_states={}
             if self._model is None
             else {
-                self.contract.model_drafters[0]: self._model.state(
-                    row_ids, self._verified_survival(row_ids, num_drafts[rows])
+                name: self._model.state(
+                    row_ids, self._verified_survival(name, row_ids, drafter, num_drafts[rows])
                 )
+                for name in self.contract.model_drafters
             },
         )
 
-    def _verified_survival(self, row_ids: tuple[str, ...], num_drafts: np.ndarray) -> np.ndarray:
-        """Survival of the draft tokens that were verified, NaN where there was none."""
+    def _verified_survival(
+        self, name: str, row_ids: tuple[str, ...], drafter: np.ndarray, num_drafts: np.ndarray
+    ) -> np.ndarray:
+        """Survival of one drafter's tokens that were verified, NaN where there was none."""
         survival = np.full((len(row_ids), max(self.contract.max_lengths)), np.nan, np.float32)
-        for row, req_id in enumerate(row_ids):
-            if num_drafts[row]:
-                known = self._drafted.get(req_id, _UNKNOWN_DRAFT).survival[: num_drafts[row]]
-                survival[row, : len(known)] = known
+        for row in np.flatnonzero(drafter == self.contract.drafters.index(name)):
+            known = self._drafted[row_ids[row]].survival[: num_drafts[row]]
+            survival[row, : len(known)] = known
         return survival
 
     def _forget(self, req_ids: frozenset[str]) -> None:
         for req_id in req_ids:
             self._drafted.pop(req_id, None)
-        if self._ngram is not None:
-            self._ngram.forget(req_ids)
+        for token_drafter in self._token_drafters.values():
+            token_drafter.forget(req_ids)
         if self._model is not None:
             self._model.forget(req_ids)
 

@@ -9,12 +9,13 @@ target went on to emit, chosen or not.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
 
 from ..step import TokenOffer
+from .pledges import Pledges
+from .token_drafter import NO_SURVIVAL, Contexts, Draft
 
 
 @njit
@@ -122,14 +123,6 @@ def drafts_along(
     return found
 
 
-@dataclass(frozen=True)
-class _Pledge:
-    """An offer that has not been settled: `tokens` was offered to follow position `start`."""
-
-    start: int
-    tokens: np.ndarray
-
-
 class NgramDrafter:
     """Offers drafts from the context of each request.
 
@@ -147,38 +140,27 @@ class NgramDrafter:
         self._min_match = min_match
         self._max_match = max_match
         self._max_model_len = max_model_len
-        self._pledges: dict[str, _Pledge] = {}
+        self._pledges = Pledges()
         self._drafts = np.zeros((0, max_length), np.int32)
         self._num_draft_tokens = np.zeros(0, np.int32)
 
     def warm_up(self) -> None:
         """Compile the matcher before the first request needs it."""
+        eight = np.array([8], np.int32)
         context = np.zeros((1, 8), np.int32)
-        self.offer(("warm-up",), context, np.zeros(1, np.intp), np.array([8], np.int32))
+        self.offer(Contexts(("warm-up",), context, np.zeros(1, np.intp), eight, eight))
         self.forget(["warm-up"])
 
-    def offer(
-        self,
-        req_ids: tuple[str, ...],
-        token_ids: np.ndarray,
-        rows: np.ndarray,
-        num_tokens: np.ndarray,
-    ) -> TokenOffer:
-        """Look up every request and settle its earlier offer.
-
-        Args:
-            req_ids: The requests, one per entry of `rows`.
-            token_ids: Contexts by engine row, int32 `[engine rows, max_model_len]`.
-            rows: Engine row of each request.
-            num_tokens: Context length of each request.
-        """
-        settled = self._settle(req_ids, token_ids, rows, num_tokens)
-        self._drafts = np.zeros((len(rows), self._max_length), np.int32)
-        found = np.zeros((len(rows), 3), np.int32)
+    def offer(self, contexts: Contexts) -> TokenOffer:
+        """Settle every request's earlier offer and look it up again."""
+        settled = self._pledges.settle(contexts)
+        num_tokens = contexts.num_tokens
+        self._drafts = np.zeros((len(num_tokens), self._max_length), np.int32)
+        found = np.zeros((len(num_tokens), 3), np.int32)
         room = np.minimum(self._max_length, self._max_model_len - num_tokens).astype(np.int32)
         _draft_rows(
-            token_ids,
-            rows,
+            contexts.token_ids,
+            contexts.rows,
             num_tokens,
             self._min_match,
             self._max_match,
@@ -187,42 +169,17 @@ class NgramDrafter:
             found,
         )
         self._num_draft_tokens = found[:, 2]
-        for i in np.flatnonzero(self._num_draft_tokens):
-            tokens = self._drafts[i, : self._num_draft_tokens[i]]
-            self._pledges.setdefault(req_ids[i], _Pledge(int(num_tokens[i]), tokens))
+        self._pledges.make(contexts, self._drafts, self._num_draft_tokens)
         return TokenOffer(found[:, 0], found[:, 1], found[:, 2], settled)
 
-    def draft(self, row: int, length: int) -> list[int]:
-        """The draft on offer for entry `row` of the last `offer`, at most `length` tokens."""
-        tokens: list[int] = self._drafts[row, : min(length, self._num_draft_tokens[row])].tolist()
-        return tokens
+    def draft(self, requests: np.ndarray, lengths: np.ndarray) -> list[Draft]:
+        """The drafts on offer, each cut to its length; their survival is not known."""
+        counts = np.minimum(lengths, self._num_draft_tokens[requests])
+        return [
+            Draft(self._drafts[i, :count].tolist(), NO_SURVIVAL)
+            for i, count in zip(requests.tolist(), counts.tolist(), strict=True)
+        ]
 
     def forget(self, req_ids: Iterable[str]) -> None:
         """Drop what is kept of ended requests."""
-        for req_id in req_ids:
-            self._pledges.pop(req_id, None)
-
-    def _settle(
-        self,
-        req_ids: tuple[str, ...],
-        token_ids: np.ndarray,
-        rows: np.ndarray,
-        num_tokens: np.ndarray,
-    ) -> np.ndarray:
-        """Accepted tokens of each open offer that the emitted tokens decide; -1 elsewhere.
-
-        One step without speculation decides only the first token of an offer, so an offer stays
-        open until a token differs or all of it was emitted.
-        """
-        settled = np.full(len(rows), -1, np.int32)
-        for i, req_id in enumerate(req_ids):
-            pledge = self._pledges.get(req_id)
-            if pledge is None:
-                continue
-            emitted = token_ids[rows[i], pledge.start : num_tokens[i]][: len(pledge.tokens)]
-            agreed = pledge.tokens[: len(emitted)] == emitted
-            if agreed.all() and len(emitted) < len(pledge.tokens):
-                continue
-            settled[i] = len(agreed) if agreed.all() else int(agreed.argmin())
-            del self._pledges[req_id]
-        return settled
+        self._pledges.forget(req_ids)

@@ -21,7 +21,7 @@ from ..baselines.fixed import FixedController
 from ..contract import MODEL_DRAFTERS, NONE, Contract
 from ..controllers import Controller, PolicyController, SafeController
 from ..errors import DraftgymError, EngineError
-from .config import DraftingPolicyConfig
+from .config import DraftingPolicyConfig, check_settings
 
 logger = logging.getLogger("vllm.draftgym")
 
@@ -84,6 +84,7 @@ def _prepare_runner(runner: Any, config: DraftingPolicyConfig) -> None:
     check_engine(runner.vllm_config)
     artifact = load_policy(Path(config.path), sha256=config.sha256) if config.path else None
     contract = artifact.contract if artifact else _configured_contract(config)
+    check_settings(contract, config.settings)
     check_drafters(contract, runner.vllm_config)
     controller = None if config.external else _guarded_controller(config, contract, artifact)
     hook = SpeculationHook(

@@ -71,7 +71,7 @@ def draw_heat_map(
         title: Heading.
     """
     contract = artifact.contract
-    drafters = contract.drafters[1:]
+    drafters = contract.proposers
     figure = Figure((WIDTH_PX / DPI, 5.2), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     for axes, drafter in zip(

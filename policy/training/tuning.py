@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..contract import NONE
-from .benchmark import ReplayPool, fixed_contenders
+from .benchmark import fixed_contenders
+from .benchmark_replay import ReplayPool
 from .contenders import Contender
 from .tuned_schedule import schedules
 from .tuning_config import TuningConfig

@@ -13,6 +13,7 @@ from envs.workload import WorkloadConfig
 
 from ..errors import ConfigError, hint
 from .benchmark_config import BenchmarkConfig
+from .config import LoggerConfig
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class TuningConfig:
             fixed_lengths=self.fixed_lengths,
             trace=self.trace,
             live=None,
+            logger=LoggerConfig(),
             output_dir=self.output_dir,
             num_repeats=self.num_repeats,
             seed=self.seed,
