@@ -293,7 +293,7 @@ def test_torchscript_that_draftgym_did_not_export_is_refused(policy_file, missin
     ("change", "sentence"),
     [
         (lambda d: d.update(contract_version=9), "speaks contract version 9, this draftgym 1"),
-        (lambda d: d["fields"].reverse(), "Field 0 of the policy is 'last_emitted_tokens'"),
+        (lambda d: d["fields"].reverse(), "Field 0 of the policy is 'request_last_emitted_tokens'"),
         (lambda d: d.pop("granularity"), "carries no granularity"),
         (lambda d: d.update(drafters=["none", "eagle3", "ngram"]), "Field 6 of the policy is"),
     ],

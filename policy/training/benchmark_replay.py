@@ -34,6 +34,7 @@ class ReplayPool:
 
     Args:
         config: The benchmark.
+        split: Whose requests are read at once, to refuse here what cannot be used.
 
     Attributes:
         scenarios: Those that can be replayed: at the temperature of the traces.
@@ -42,8 +43,8 @@ class ReplayPool:
         DraftgymError: If the traces or their prices cannot be used, or fit no scenario.
     """
 
-    def __init__(self, config: BenchmarkConfig) -> None:
-        replayed = _read(config, "eval")  # refused here, before any work is done
+    def __init__(self, config: BenchmarkConfig, split: Split = "eval") -> None:
+        replayed = _read(config, split)  # refused here, before any work is done
         temperature = replayed.workload.traces.header.temperature
         self.scenarios = [
             name

@@ -119,7 +119,7 @@ def tune(config: TuningConfig) -> dict[str, Tuning]:
             trial = Trial(name, change, section, judge.speedups(contender))
             tunings[name].trials.append(trial)
 
-    with ReplayPool(config.benchmark()) as pool:
+    with ReplayPool(config.benchmark(), "train") as pool:
         judge = Judge(pool, config.num_repeats)
         judge.serve(fixed)
         try_out((name, "", section) for name, section in config.contenders.items())
