@@ -1,6 +1,7 @@
 """The reward ranks as total time does, and PPO on it learns what costs least in the long run."""
 
 import doctest
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -44,6 +45,8 @@ DEARER_DRAFTER = {("any", 0): ((3, 1.8), "any"), ("any", 1): ((3, 1.4), "any")}
 
 class TableEnv(gymnasium.Env):
     """A fixed amount of work on an engine that is a table."""
+
+    contract = SimpleNamespace(action_table=np.array([[0, 0], [1, 0]]))
 
     def __init__(self, table, work_tokens=24):
         self.table, self.work_tokens = table, work_tokens
@@ -109,7 +112,8 @@ def learnt(table, seed=0, **settings):
     )
     model = build_ppo(DummyVecEnv([lambda: Monitor(TableEnv(table))]), config, seed)
     model.learn(config.total_timesteps)
-    return lambda state, observation: model.predict(observation, deterministic=True)[0]
+    table = TableEnv.contract.action_table
+    return lambda state, observation: table[model.predict(observation, deterministic=True)[0]]
 
 
 def step_reward_of(tokens, seconds):
