@@ -155,29 +155,19 @@ def test_the_policy_sees_what_it_sees_live(engine, runs):
 
 
 def test_total_time_is_the_live_one(engine, traces, runs):
-    """Fitted to every other pair of steps, the cost model prices the rest.
+    """Every other pair of steps is priced by a cost model that was fitted to the rest.
 
     In pairs, as every other step decides per request; in turn, as the machine's speed drifts.
     """
     pairs_of_steps = [
         steps[first : first + 2] for steps in runs for first in range(1, NUM_STEPS, 2)
     ]
-    fitted, held_out = pairs_of_steps[0::2], pairs_of_steps[1::2]
-    timed = [theirs for steps in fitted for theirs, _ in steps]
-    timings = Timings(
-        cell=np.arange(len(timed), dtype=np.int32),
-        visit=np.arange(len(timed), dtype=np.int32),
-        load=np.array([step.record.num_running_reqs for step in timed], np.int32),
-        num_running_reqs=np.array([step.record.num_running_reqs for step in timed], np.int32),
-        features=np.array([step.shape.features() for step in timed]),
-        step_time_s=np.array([step.step_time_s for step in timed]),
-    )
-    cost_model = fit_cost_model(timings, sorted(set(LOADS)))
+    halves = [sum(pairs_of_steps[half::2], []) for half in (0, 1)]
     pairs = np.array(
         [
             (cost_model.expected_s(ours.shape), theirs.step_time_s)
-            for steps in held_out
-            for theirs, ours in steps
+            for cost_model, held_out in zip(map(fitted, halves), halves[::-1], strict=True)
+            for theirs, ours in held_out
         ]
     )
     ratio = pairs[:, 0] / pairs[:, 1]
@@ -187,6 +177,21 @@ def test_total_time_is_the_live_one(engine, traces, runs):
     expected_s, measured_s = calm.sum(axis=0)
     print(f"total time {expected_s / measured_s:.3f} of the live one")
     assert expected_s == pytest.approx(measured_s, rel=0.05)
+
+
+def fitted(steps):
+    """The cost model of some live steps."""
+    timed = [theirs for theirs, _ in steps]
+    load = np.array([step.record.num_running_reqs for step in timed], np.int32)
+    timings = Timings(
+        cell=np.arange(len(timed), dtype=np.int32),
+        visit=np.arange(len(timed), dtype=np.int32),
+        load=load,
+        num_running_reqs=load,
+        features=np.array([step.shape.features() for step in timed]),
+        step_time_s=np.array([step.step_time_s for step in timed]),
+    )
+    return fit_cost_model(timings, sorted(set(LOADS)))
 
 
 def test_above_temperature_0_drafts_are_accepted_as_often_as_the_target_says(engine):
