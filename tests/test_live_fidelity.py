@@ -159,14 +159,14 @@ def test_total_time_is_the_live_one(engine, traces, runs):
 
     In pairs, as every other step decides per request; in turn, as the machine's speed drifts.
     """
-    pairs_of_steps = [
-        steps[first : first + 2] for steps in runs for first in range(1, NUM_STEPS, 2)
-    ]
-    halves = [sum(pairs_of_steps[half::2], []) for half in (0, 1)]
+    halves = ([], [])
+    for steps in runs:
+        for index, step in enumerate(steps[1:]):
+            halves[index // 2 % 2].append(step)
     pairs = np.array(
         [
             (cost_model.expected_s(ours.shape), theirs.step_time_s)
-            for cost_model, held_out in zip(map(fitted, halves), halves[::-1], strict=True)
+            for cost_model, held_out in zip(map(fitted, halves), reversed(halves), strict=True)
             for theirs, ours in held_out
         ]
     )
