@@ -29,7 +29,8 @@ class Controller(Protocol):
 
         Returns:
             Integers `[1, 2]` (one action for the batch) or `[record.num_rows, 2]`: drafter index
-            and number of draft tokens.
+            and number of draft tokens; or with a third column, the number of a cutoff, where the
+            contract has some.
         """
         ...
 
@@ -107,10 +108,10 @@ class SafeController:
         """Decide with the guarded controller, or fall back and say so once per reason."""
         try:
             actions = np.asarray(self.inner.decide(record, observation))
-            if actions.shape not in ((1, 2), (record.num_rows, 2)):
+            if len(actions) not in (1, record.num_rows):
                 raise ContractError(
-                    f"The controller gave actions of shape {list(actions.shape)}; give [1, 2] or "
-                    f"[{record.num_rows}, 2]."
+                    f"The controller gave actions of shape {list(actions.shape)}; give one row, or "
+                    f"{record.num_rows}."
                 )
             return self._contract.canonical_actions(actions)
         except Exception as error:  # a fault of the policy must never reach a request

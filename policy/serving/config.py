@@ -82,6 +82,7 @@ class DraftingPolicyConfig:
         external: The caller decides through the hook; used by the training environment.
         drafters: Longest draft per drafter, needed without a policy: `{"ngram": 8, "eagle3": 4}`.
         granularity: `batch` or `request`, without a policy.
+        cutoffs: Survival probabilities that actions choose from, without a policy; see `Contract`.
         fallback: Static `(drafter, length)` used when a decision fails.
         strict: Whether a policy that cannot be used stops the start-up.
         settings: How the drafters work.
@@ -93,6 +94,7 @@ class DraftingPolicyConfig:
     external: bool = False
     drafters: Mapping[str, int] = field(default_factory=dict)
     granularity: Granularity = "batch"
+    cutoffs: tuple[float, ...] = ()
     fallback: tuple[str, int] = ("none", 0)
     strict: bool = True
     settings: DrafterSettings = field(default_factory=DrafterSettings)

@@ -104,7 +104,7 @@ def _prepare_runner(runner: Any, config: DraftingPolicyConfig) -> None:
 def _configured_contract(config: DraftingPolicyConfig) -> Contract:
     drafters = (NONE, *config.drafters)
     lengths = (0, *config.drafters.values())
-    return Contract(drafters, lengths, config.granularity)
+    return Contract(drafters, lengths, config.granularity, config.cutoffs)
 
 
 def _guarded_controller(
