@@ -108,7 +108,7 @@ class SafeController:
         """Decide with the guarded controller, or fall back and say so once per reason."""
         try:
             actions = np.asarray(self.inner.decide(record, observation))
-            if len(actions) not in (1, record.num_rows):
+            if actions.ndim != 2 or len(actions) not in (1, record.num_rows):
                 raise ContractError(
                     f"The controller gave actions of shape {list(actions.shape)}; give one row, or "
                     f"{record.num_rows}."
