@@ -1,16 +1,18 @@
 """`RequestVecEnv`: every request in flight decides for itself, all by one policy.
 
-Each seat of a replayed engine is an environment of the `VecEnv`; a request that sits down begins an
-episode and ends it with its last token. What a seat earns is what its request's draft changed: the
-tokens it brought beyond the one of every step, less the time it cost (`envs.row_charges`), in steps
-of no speculation. The engines go on from episode to episode, at constant loads.
+Each seat of a replayed engine is an environment of the `VecEnv`; a request that sits down begins
+an episode and ends it with its last token. What a seat earns is the tokens of its request less the
+time they took, that of a plain step and what its draft cost (`envs.row_charges`), at the price of
+time: the tokens per second that are reached at its load now (`set_prices`). At a lower price, such
+as that of no speculation, a learner that discounts the future would pay more for tokens than they
+are worth. The engines go on from episode to episode, at constant loads.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -47,6 +49,7 @@ class Seats(NamedTuple):
         reward: float32 `[seats]`.
         done: Whether its request ended, bool `[seats]`.
         observation: float32 `[seats, fields]`; the fields' lower bounds while nobody decides.
+        price: Tokens that the time of a plain token is worth in each engine, float64 `[engines]`.
         num_tokens: Output tokens of each engine since they were last counted, int64 `[engines]`.
         charged_s: Seconds they took, prompts left out, float64 `[engines]`.
     """
@@ -59,6 +62,7 @@ class Seats(NamedTuple):
     reward: np.ndarray
     done: np.ndarray
     observation: np.ndarray
+    price: np.ndarray
     num_tokens: np.ndarray
     charged_s: np.ndarray
 
@@ -76,6 +80,7 @@ class Seats(NamedTuple):
             reward=np.zeros(num_seats, np.float32),
             done=np.zeros(num_seats, np.bool_),
             observation=np.zeros((num_seats, len(contract.fields)), np.float32),
+            price=np.ones(len(loads)),
             num_tokens=np.zeros(len(loads), np.int64),
             charged_s=np.zeros(len(loads)),
         )
@@ -192,10 +197,19 @@ class RequestVecEnv(VecEnv):
         seats.charged_s[:] = 0
         return taken
 
+    def set_prices(self, speedups: Mapping[int, float]) -> None:
+        """Pay time by the speed that is reached now.
+
+        Args:
+            speedups: Tokens per second over those of no speculation, by load.
+        """
+        self._seats.price[:] = [speedups[load] for load in self.loads.tolist()]
+
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed training needs to draw and observe alike; JSON-ready."""
+        """What a resumed training needs to draw, observe and pay alike; JSON-ready."""
         return {
             "master": int(self._master[0]),
+            "price": self._seats.price.tolist(),
             "history": [values[self._batch_slots()].tolist() for values in self._engines.history],
             "steps_since_draft": self._engines.counters["steps_since_draft"].tolist(),
         }
@@ -203,6 +217,7 @@ class RequestVecEnv(VecEnv):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`, with new requests in every seat."""
         self._master[0] = state["master"]
+        self._seats.price[:] = state["price"]
         for values, saved in zip(self._engines.history, state["history"], strict=True):
             values[self._batch_slots()] = np.array(saved, np.float32)
         self._engines.counters["steps_since_draft"] = state["steps_since_draft"]
@@ -314,7 +329,8 @@ def _step_some(
         charge_rows(replay, engines, e, load, reading, seconds)
         for row in range(num_rows):
             if seat_of_row[row] != _FREE:
-                seats.reward[seat_of_row[row]] = -load * seconds[row] / reference_s[e] - 1
+                plain_tokens = 1 + load * seconds[row] / reference_s[e]
+                seats.reward[seat_of_row[row]] = -seats.price[e] * plain_tokens
         run(layout, replay, engines, e)
         _settle(engines, seats, e)
         advance(layout, replay, engines, mix, states, load, False, e)

@@ -158,9 +158,11 @@ def seats_of(vec_env, load):
     return np.repeat(vec_env.loads, vec_env.loads) == load
 
 
-def test_a_pass_is_shared_by_those_whose_drafts_are_that_long(make_vec_env):
+@pytest.mark.parametrize("price", [1.0, 1.75])
+def test_a_pass_is_shared_by_those_whose_drafts_are_that_long(make_vec_env, price):
     """Two requests draft one and three tokens with the model, by hand."""
     vec_env = make_vec_env(has_prefill=False, workload=TraceWorkload(TRACES, (2,), 40), seats=2)
+    vec_env.set_prices({2: price})
     observations = vec_env.reset()
     pending = np.round(2 ** observations[:, column(vec_env, "request_eagle3_pending_tokens_log2")])
     context = np.round(2 ** observations[:, column(vec_env, "request_num_context_tokens_log2")]) - 1
@@ -174,7 +176,9 @@ def test_a_pass_is_shared_by_those_whose_drafts_are_that_long(make_vec_env):
         seconds += (pending[seat] - 1) * PRICES_S["num_draft_pass_tokens"] + passes_s
         seconds += context[seat] * PRICES_S["num_draft_context_tokens"]
         reference_s = vec_env.references[2].step_time_s
-        assert rewards[seat] == pytest.approx(tokens[seat] - 1 - 2 * seconds / reference_s)
+        assert rewards[seat] == pytest.approx(
+            tokens[seat] - price * (1 + 2 * seconds / reference_s)
+        )
 
 
 def column(vec_env, name):

@@ -92,7 +92,7 @@ class ThroughputCallback(BaseCallback):
 
 
 class RequestThroughputCallback(BaseCallback):
-    """The same where every request decides for itself.
+    """The same where every request decides for itself; time is priced by the speed it measures.
 
     Args:
         vec_env: Keeps count of its engines' tokens and time.
@@ -119,11 +119,14 @@ class RequestThroughputCallback(BaseCallback):
     def _on_rollout_end(self) -> None:
         contract, references = self._vec_env.contract, self._vec_env.references
         reference_s = total_s = 0.0
+        speedups: dict[int, float] = {}
         for load, (num_tokens, charged_s) in self._vec_env.take_throughput().items():
             plain_s = num_tokens / references[load].tok_per_s
-            self.logger.record(f"throughput/speedup_at_{load}", plain_s / charged_s)
+            speedups[load] = plain_s / charged_s
+            self.logger.record(f"throughput/speedup_at_{load}", speedups[load])
             reference_s += plain_s
             total_s += charged_s
+        self._vec_env.set_prices(speedups)
         self.logger.record("throughput/speedup_over_none", reference_s / total_s)
         for index, drafter in enumerate(contract.drafters):
             chosen = self._num_actions[contract.action_table[:, 0] == index].sum()
