@@ -19,7 +19,7 @@ from .study_config import StudyConfig, TraceStudyConfig
 from .study_data import NGRAM, StudyTraces
 from .study_files import write_tidy
 from .study_live import LiveStudy, measure_live
-from .study_overlap import measure_overlap
+from .study_overlap import Overlap, OverlapCell, measure_overlap
 from .study_page import Section, as_html, as_markdown
 from .study_policy import measure_policy
 from .study_results import StudyResults
@@ -70,7 +70,8 @@ def _study_traces(config: StudyConfig, traces: TraceStudyConfig) -> StudyResults
             policy = pool.submit(measure_policy, traces, config.seed)
         speedups = [*_speedups(config, traces, study)]
         model = study.model_drafter if NGRAM in study.traces.drafters else None
-        overlaps, cells = [], []
+        overlaps: list[Overlap] = []
+        cells: list[OverlapCell] = []
         if model is not None:
             overlaps, cells = measure_overlap(
                 study.all_aligned(), study.cost_model, model, traces, config.seed

@@ -59,7 +59,7 @@ def draw_chains(path: Path, rows: Speedups, chains: Sequence[int], title: str) -
                     linestyle=_DASHES[index % 4],
                     marker=_MARKERS[index % 6],
                     markersize=3 + 1.3 * rank,
-                    label=f"{drafter}, {length} tokens" if length else drafter,
+                    label=f"{drafter}, {length} token{'s' * (length > 1)}" if length else drafter,
                 )
         _finish_load_axes(axes, fixed.values("num_running_reqs"))
     _save(figure, path, title, "speed over no speculation\n(ratio of tokens per second)")
@@ -87,7 +87,7 @@ def draw_oracles(path: Path, rows: Speedups, policy: Speedups, title: str) -> No
                 markersize=4.5,
             )
         for row in rows.where(data_set=data_set, setting=OPTIMUM):
-            axes.plot([1], [row.speedup], "k*", markersize=10, label="optimum at 1 (dynamic prog.)")
+            axes.plot([1], [row.speedup], "k*", markersize=10, label="optimum at 1 request")
         own = policy.where(data_set=data_set, setting=POLICY)
         axes.plot(
             [row.num_running_reqs for row in own],
@@ -95,7 +95,7 @@ def draw_oracles(path: Path, rows: Speedups, policy: Speedups, title: str) -> No
             color="black",
             marker="x",
             linewidth=2,
-            label="shipped policy (held-out requests)" if own else "",
+            label="shipped policy (held-out)" if own else "",
         )
         _finish_load_axes(axes, rows.values("num_running_reqs"))
     _save(figure, path, title, "speed over no speculation\n(ratio of tokens per second)")
@@ -225,7 +225,7 @@ def draw_stages(path: Path, rows: Sequence[StageShare], title: str) -> None:
 
 def _panels(names: Sequence[Any]) -> tuple[Figure, list[tuple[Any, Any]]]:
     """A figure with a titled panel for each name, at most three in a row."""
-    columns = min(3, len(names))
+    columns = 2 if len(names) == 4 else min(3, len(names))
     rows = -(-len(names) // columns)
     figure = blank_figure(150 + 310 * rows)
     axes = figure.subplots(rows, columns, squeeze=False, sharey=False).ravel()
@@ -267,7 +267,7 @@ def _label(figure: Figure) -> None:
         handles.values(),
         handles.keys(),
         loc=_BELOW,
-        ncols=min(len(handles), 5),
+        ncols=min(len(handles), 4),
         frameon=False,
         handlelength=3.5,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ def draw_acceptance_map(path: Path, rows: Sequence[AcceptedStretch], title: str)
     _draw_maps(
         path,
         rows,
-        [(drafter, lambda grids, drafter=drafter: grids[drafter]) for drafter in drafters],
+        [(drafter, None) for drafter in drafters],
         (1, most),
         f"tokens per step (lightest: {most:.0f} or more)",
         title,
@@ -47,7 +47,7 @@ def draw_difference_map(
     _draw_maps(
         path,
         rows,
-        [(f"{first} less {second}", lambda grids: grids[first] - grids[second])],
+        [(first, second)],
         (-4, 4),
         f"tokens per step, {first} less {second}\n(dark: {second} brings more, light: {first})",
         title,
@@ -57,20 +57,22 @@ def draw_difference_map(
 def _draw_maps(
     path: Path,
     rows: Sequence[AcceptedStretch],
-    maps: Sequence[tuple[str, Callable[[dict[str, np.ndarray]], np.ndarray]]],
+    maps: Sequence[tuple[str, str | None]],
     limits: tuple[float, float],
     scale: str,
     title: str,
 ) -> None:
+    """Maps below each other, each of a drafter or of what it brings more than another one."""
     data_sets = list(dict.fromkeys(row.data_set for row in rows))
     figure = blank_figure(170 + 300 * len(maps))
     grid = figure.subplots(len(maps), len(data_sets), squeeze=False)
     for column, data_set in enumerate(data_sets):
         own = [row for row in rows if row.data_set == data_set]
         grids, width = grids_of(own)
-        for line, (name, values_of) in enumerate(maps):
+        for line, (drafter, other) in enumerate(maps):
             axes = grid[line, column]
-            values = values_of(grids)
+            values = grids[drafter] if other is None else grids[drafter] - grids[other]
+            name = drafter if other is None else f"{drafter} less {other}"
             image = axes.imshow(
                 values,
                 aspect="auto",
@@ -85,7 +87,7 @@ def _draw_maps(
             axes.set_xlabel("position in the output (tokens)", fontsize=9)
             axes.tick_params(labelsize=8)
             if not column:
-                axes.set_ylabel("request, shortest output first")
+                axes.set_ylabel("requests, shortest output first")
     figure.colorbar(image, ax=grid, label=scale, shrink=0.8)
     figure.suptitle(title, fontweight="bold")
     figure.savefig(path)

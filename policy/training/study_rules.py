@@ -70,7 +70,7 @@ def always_helps(results: StudyResults) -> Judged:
     )
 
 
-def _shares(results: StudyResults, stage: str) -> list[tuple[float, str]]:
+def live_shares(results: StudyResults, stage: str) -> list[tuple[float, str]]:
     """A stage's share for every live setting that drafts, the least first."""
     return sorted(
         (row.share, f"{row.setting} at {row.num_running_reqs}")
@@ -81,7 +81,7 @@ def _shares(results: StudyResults, stage: str) -> list[tuple[float, str]]:
 
 def verification_dominates(results: StudyResults) -> Judged:
     """Whether verification's live share lies within the paper's bounds."""
-    shares = _shares(results, "verification")
+    shares = live_shares(results, "verification")
     if not shares:
         return _NOT_LIVE
     (low, least), (high, most) = shares[0], shares[-1]
@@ -92,7 +92,7 @@ def verification_dominates(results: StudyResults) -> Judged:
 
 def sampling_is_negligible(results: StudyResults) -> Judged:
     """Whether sampling's live share stays below the paper's bound."""
-    shares = _shares(results, "sampling")
+    shares = live_shares(results, "sampling")
     if not shares:
         return _NOT_LIVE
     return _outcome(shares[-1][0] < 0.017), (
