@@ -49,11 +49,26 @@ def engine_memory(runner: Any) -> EngineMemory:
 
 def _weights(models: Iterable[Any]) -> dict[int, int]:
     """Bytes of each weight by its place in memory, so that shared ones count once."""
-    return {
-        weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes()
-        for model in models
-        for weight in model.parameters()
-    }
+    weights = {}
+    for model in models:
+        for layer in model.modules():
+            for weight in layer.parameters(recurse=False):
+                if weight.numel():
+                    storage = weight.untyped_storage()
+                    weights[storage.data_ptr()] = storage.nbytes()
+                else:
+                    weights[id(layer)] = _packed_bytes(layer, weight)
+    return weights
+
+
+def _packed_bytes(layer: Any, weight: Any) -> int:
+    """Bytes of a linear layer's weight that vLLM keeps packed for a CPU, out of torch's sight.
+
+    `dispatch_cpu_unquantized_gemm` leaves an empty parameter behind.
+    """
+    inputs = getattr(layer, "input_size_per_partition", getattr(layer, "input_size", 0))
+    outputs = getattr(layer, "output_size_per_partition", getattr(layer, "output_size", 0))
+    return int(inputs * outputs * weight.element_size())
 
 
 def _kv_bytes(group: Any) -> Iterable[tuple[str, int]]:

@@ -64,7 +64,7 @@ def test_quick_looks_at_few_loads_and_tokens():
     assert quick.traces.concurrency == (1, 16, 128)
     assert quick.live.concurrency == (1, 32)
     assert quick.live.tokens_per_request < config.live.tokens_per_request
-    assert not quick.live.by_kind
+    assert quick.live.num_repeats < config.live.num_repeats
     assert replace(quick, traces=config.traces, live=config.live) == config
 
 

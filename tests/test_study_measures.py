@@ -201,6 +201,10 @@ def test_memory_counts_shared_weights_once_and_kv_cache_by_layer():
         ),
     )
     assert engine_memory(runner) == EngineMemory(48, 80, 40, 3)
+    # A CPU's packed weight leaves an empty parameter, of which the layer's sizes tell.
+    drafter.weight = torch.nn.Parameter(torch.empty(0))
+    drafter.input_size, drafter.output_size_per_partition = 4, 5
+    assert engine_memory(runner) == EngineMemory(48, 80, 40, 3)
     del runner.drafter
     runner.kv_cache_config.kv_cache_groups.pop()
     assert engine_memory(runner) == EngineMemory(48, 0, 40, 0)
@@ -224,6 +228,8 @@ def test_live_speedups_and_shares_are_of_total_times():
     speedups = {(row.data_set, row.drafter): row.speedup for row in study.speedups()}
     assert speedups["chat", "ngram"] == speedups["all", "ngram"] == 2
     assert speedups["all", "no speculation"] == 1
+    (row,) = [row for row in study.speedups() if (row.data_set, row.drafter) == ("all", "ngram")]
+    assert (row.low, row.high) == (pytest.approx(2), pytest.approx(2))  # both blocks agree
     shares = {row.stage: row for row in study.stages() if row.setting == "ngram:3"}
     assert shares["verification"].share == pytest.approx(0.6)
     assert shares["drafting"].share == pytest.approx(0.39)

@@ -144,7 +144,7 @@ class StudyConfig:
                 live,
                 concurrency=tuple(sorted({live.concurrency[0], live.concurrency[-1]})),
                 by_kind=False,
-                num_repeats=1,
+                num_repeats=min(live.num_repeats, 2),
                 tokens_per_request=min(live.tokens_per_request, 12),
                 min_tokens=min(live.min_tokens, 64),
             )

@@ -7,6 +7,8 @@ and without speculation, which runs in an engine and a process of its own.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from envs.live import engine_config
 
 from ..contract import NONE
 from .engine_process import Block, BlockResult, EngineProcess, Setting
+from .statistics import ratio_interval
 from .study_config import LiveStudyConfig, StudyConfig
 from .study_data import ALL
 from .study_speedups import FIXED, Speedup
@@ -62,22 +65,20 @@ class LiveStudy:
     def speedups(self) -> list[Speedup]:
         """Each setting over no speculation, by kind and over all of them."""
         rows = []
-        for kind, load, setting in self.blocks:
-            plain = _tok_per_s(self.blocks[kind, load, PLAIN])
-            speedup = _tok_per_s(self.blocks[kind, load, setting]) / plain
-            rows.append(_row(kind, load, setting, speedup))
+        for (kind, load, setting), blocks in self.blocks.items():
+            rows.append(_row(kind, load, setting, blocks, self.blocks[kind, load, PLAIN]))
         kinds = {kind for kind, _, _ in self.blocks}
         if len(kinds) > 1:
-            for load, setting in dict.fromkeys((load, name) for _, load, name in self.blocks):
-                plain = _tok_per_s(self._all(load, PLAIN))
-                speedup = _tok_per_s(self._all(load, setting)) / plain
-                rows.append(_row(ALL, load, setting, speedup))
+            rows += [
+                _row(ALL, load, setting, self._all(load, setting), self._all(load, PLAIN))
+                for load, setting in self._cells()
+            ]
         return rows
 
     def stages(self) -> list[StageShare]:
         """Where the time of every setting goes, over all kinds."""
         rows = []
-        for load, setting in dict.fromkeys((load, name) for _, load, name in self.blocks):
+        for load, setting in self._cells():
             served = [block.served for block in self._all(load, setting)]
             seconds, step_s = sum(one.seconds for one in served), _step_s(self._all(load, setting))
             plain_s = _step_s(self._all(load, PLAIN))
@@ -92,6 +93,11 @@ class LiveStudy:
                 for stage, of_it in spent.items()
             ]
         return rows
+
+    def _cells(self) -> list[tuple[int, str]]:
+        """Load and setting, settings in the order of the first cell."""
+        loads = sorted({load for _, load, _ in self.blocks})
+        return list(itertools.product(loads, dict.fromkeys(name for _, _, name in self.blocks)))
 
     def _all(self, load: int, setting: str) -> list[BlockResult]:
         return [
@@ -170,6 +176,27 @@ def _step_s(blocks: Sequence[BlockResult]) -> float:
     return sum(one.seconds for one in served) / sum(one.num_steps for one in served)
 
 
-def _row(kind: str, load: int, setting: str, speedup: float) -> Speedup:
+def _row(
+    kind: str,
+    load: int,
+    setting: str,
+    blocks: Sequence[BlockResult],
+    plain: Sequence[BlockResult],
+) -> Speedup:
+    """Total speeds over each other, with the interval of the pairs of blocks."""
+    ratios = [
+        math.log(_tok_per_s([ours]) / _tok_per_s([theirs]))
+        for ours, theirs in zip(blocks, plain, strict=True)
+    ]
     drafter, _, length = setting.partition(":")
-    return Speedup("live", "held_out", kind, load, FIXED, drafter, int(length or 0), speedup)
+    return Speedup(
+        "live",
+        "held_out",
+        kind,
+        load,
+        FIXED,
+        drafter,
+        int(length or 0),
+        _tok_per_s(blocks) / _tok_per_s(plain),
+        *ratio_interval(ratios),
+    )

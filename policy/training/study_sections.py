@@ -163,7 +163,7 @@ def _best_fixed(rows: Speedups) -> list[list[str]]:
                 drafting.best(data_set=data_set, drafter=drafter, num_running_reqs=load)
                 for load in loads
             ]
-            told = [f"{cell.num_speculative_tokens} ({cell.speedup:.2f})" for cell in cells]
+            told = [f"{cell.num_speculative_tokens} ({cell})" for cell in cells]
             table.append([f"{data_set}, {drafter}", *told])
     for row in dict.fromkeys(
         (one.data_set, one.drafter) for one in rows if not one.num_speculative_tokens
@@ -171,9 +171,7 @@ def _best_fixed(rows: Speedups) -> list[list[str]]:
         data_set, drafter = row
         line = rows.where(data_set=data_set, drafter=drafter, setting=FIXED)
         if len(line) == len(loads) and drafter == "none":
-            table.append(
-                [f"{data_set}, hook without drafts", *(f"{one.speedup:.2f}" for one in line)]
-            )
+            table.append([f"{data_set}, hook without drafts", *map(str, line)])
     return table
 
 

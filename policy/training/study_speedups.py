@@ -8,6 +8,7 @@ combination those of the drafter that brings the most tokens per second, in thre
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ class Speedup:
         drafter: Of a fixed setting or an oracle length; the pricing of a combination; else empty.
         num_speculative_tokens: Of a fixed setting; else 0.
         speedup: Tokens per second over those without speculation, on the same requests.
+        low: Lower end of its 95 % interval over paired blocks; NaN on traces.
+        high: Upper end.
     """
 
     where: Literal["traces", "live"]
@@ -54,6 +57,14 @@ class Speedup:
     drafter: str
     num_speculative_tokens: int
     speedup: float
+    low: float = math.nan
+    high: float = math.nan
+
+    def __str__(self) -> str:
+        """The figure, and its interval where there is one."""
+        if math.isnan(self.low):
+            return f"{self.speedup:.2f}"
+        return f"{self.speedup:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 class Speedups(tuple[Speedup, ...]):

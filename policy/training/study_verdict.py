@@ -218,7 +218,7 @@ def _table(results: StudyResults, pooled: Speedups) -> list[list[str]]:
         if live and results.kinds:
             at = _pooled(live).where(num_running_reqs=load)
             measured = _best(at, load) if at else None
-            row.append(f"{named(measured)}: {measured.speedup:.2f}" if measured else "–")
+            row.append(f"{named(measured)}: {measured}" if measured else "–")
         rows.append(row)
     return rows
 
