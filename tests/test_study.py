@@ -71,7 +71,7 @@ def test_quick_looks_at_few_loads_and_tokens():
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["traces=null", "live=null"], "A study needs traces or live; leave one of them in."),
+        (["~traces", "live=null"], "A study needs traces or live; leave one of them in."),
         (["traces.concurrency=[4,1]"], "traces.concurrency is [4, 1]; list ascending"),
         (["traces.overlap_length=0"], "traces.overlap_length is 0; make it 1 to 16."),
         (["traces.files=[]"], "traces.files is empty; name a trace file"),

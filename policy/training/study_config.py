@@ -92,9 +92,9 @@ class StudyConfig:
         model: The target model and its engine, for the live part.
         drafters: Its drafters.
         workload: Its prompts and their output limits.
+        output_dir: Where the report goes.
         traces: What is computed from traces; None for nothing.
         live: What is measured live; None for nothing.
-        output_dir: Where the report goes.
         quick: Whether to look at few loads, and live at few tokens.
         num_processes: Threads that serve traces.
         seed: Of requests and their order.
@@ -103,9 +103,9 @@ class StudyConfig:
     model: ModelConfig
     drafters: DraftersConfig
     workload: WorkloadConfig
-    traces: TraceStudyConfig | None
-    live: LiveStudyConfig | None
     output_dir: str
+    traces: TraceStudyConfig | None = None
+    live: LiveStudyConfig | None = None
     quick: bool = False
     num_processes: int = 2
     seed: int = 0
