@@ -11,6 +11,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from envs.live import ModelConfig, best_dtype
+
 from .benchmark_page import aligned
 from .hardware import describe_hardware
 from .study_acceptance import request_means, spreads, stretches
@@ -155,29 +157,38 @@ def _notes(config: StudyConfig, seconds: float) -> list[str]:
             "Traces are served in a closed loop, decoding alone: prompts cost nothing, the first "
             "token takes a step, and steps are priced by the cost model beside the traces. Best "
             "lengths are chosen with hindsight, by data set and load. Figures carry no intervals: "
-            "requests are few, differences of a few per cent may be theirs alone."
+            "requests are few, differences of a few per cent may be theirs alone. The prices were "
+            f"measured on: {_priced_on(Path(config.traces.cost_model))}"
         )
     if config.live is not None:
         notes.append(
-            f"Live: {config.live.num_repeats} interleaved repeat(s) of every cell on held-out "
-            "prompts, all settings on the same requests, against vLLM without speculation in an "
-            "engine of its own; the clock of the stages runs in all of them."
+            f"Live, on the machine below in {_dtype(config.model)}: {config.live.num_repeats} "
+            "interleaved repeat(s) of every cell on held-out prompts, all settings on the same "
+            "requests, against vLLM without speculation in an engine of its own; the clock of the "
+            "stages runs in all of them. Intervals are 95 %, over paired blocks."
         )
-    notes.append(
-        f"Command: `{shlex.join(_without_folders(sys.argv))}`, {seconds / 60:.1f} minutes."
-    )
+    notes.append(f"Command: `{_command()}`, {seconds / 60:.1f} minutes.")
     notes.append(f"Machine: {json.dumps(describe_hardware())}")
     return notes
 
 
-def _without_folders(arguments: list[str]) -> list[str]:
-    """The command as one would type it, absolute folders of this machine left out."""
+def _priced_on(cost_model: Path) -> str:
+    """The machine of a cost model, as far as its file tells."""
+    told = json.loads(cost_model.expanduser().read_text())
+    if "hardware" in told:
+        return json.dumps(told["hardware"])
+    return str(told.get("provenance", {}).get("measured_on", "an unknown machine"))
+
+
+def _dtype(model: ModelConfig) -> str:
+    return best_dtype() if model.dtype == "auto" else model.dtype
+
+
+def _command() -> str:
+    """The command as one would type it, without folders of this machine."""
+    arguments = [argument for argument in sys.argv if not argument.startswith("output_dir=")]
     repository = str(Path(__file__).resolve().parents[2])
-    return [
-        argument.replace(f"{repository}/", "")
-        for argument in arguments
-        if not argument.startswith("output_dir=")
-    ]
+    return shlex.join(argument.replace(f"{repository}/", "") for argument in arguments)
 
 
 def _write_tables(folder: Path, results: StudyResults, claims: list[Claim]) -> None:

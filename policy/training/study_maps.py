@@ -84,7 +84,7 @@ def _draw_maps(
             )
             axes.set_facecolor("white")
             axes.set_title(f"{data_set}: {name}", fontsize=10)
-            axes.set_xlabel("position in the output (tokens)", fontsize=9)
+            axes.set_xlabel("output position (tokens)", fontsize=9)
             axes.tick_params(labelsize=8)
             if not column:
                 axes.set_ylabel("requests, shortest output first")

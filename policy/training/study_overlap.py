@@ -146,6 +146,13 @@ def measure_overlap(
     return rows, cells
 
 
+def in_words(point: float | None, model_drafter: str) -> str:
+    """A break-even as one reads it."""
+    if point is None:
+        return f"none, {model_drafter} is faster"
+    return f"{point:.2f}" if point else "any, ngram is always faster"
+
+
 def break_even(cells: Sequence[OverlapCell], num_running_reqs: int) -> float | None:
     """Overlap from which on n-gram is the faster one, at one load.
 

@@ -9,7 +9,7 @@ from ..contract import MAX_TOKEN_DRAFT_LENGTH, NONE
 from .study_acceptance import curve
 from .study_data import NGRAM
 from .study_live import PLAIN
-from .study_overlap import break_even
+from .study_overlap import break_even, in_words
 from .study_results import StudyResults
 from .study_speedups import COMBINED, FIXED, ORACLE_LENGTH, Speedups
 
@@ -208,9 +208,8 @@ def overlap_decides(results: StudyResults) -> Judged:
     if not loads:
         return "not testable", "no two drafters in the traces"
     points = {load: break_even(results.overlap_cells, load) for load in loads}
-    told = ", ".join(
-        f"{load}: {'none' if point is None else f'{point:.2f}'}" for load, point in points.items()
-    )
+    model = str(results.model_drafter)
+    told = "; ".join(f"{load}: {in_words(point, model)}" for load, point in points.items())
     return _outcome(None not in points.values()), f"break-even by requests in flight: {told}"
 
 

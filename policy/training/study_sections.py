@@ -8,7 +8,7 @@ from pathlib import Path
 from .study_data import NGRAM
 from .study_figures import draw_boxes, draw_chains, draw_curves, draw_oracles, draw_stages
 from .study_maps import draw_acceptance_map, draw_difference_map, draw_overlap
-from .study_overlap import break_even
+from .study_overlap import break_even, in_words
 from .study_page import Section
 from .study_results import StudyResults
 from .study_speedups import COMBINED, FIXED, OPTIMUM, ORACLE_LENGTH, POLICY, Speedups
@@ -111,13 +111,13 @@ def overlap_section(folder: Path, results: StudyResults) -> Section | None:
     draw_overlap(path, results.overlaps, results.overlap_cells, model, title)
     table = [["requests in flight", "break-even overlap (BLEU-4)"]]
     for load in sorted({cell.num_running_reqs for cell in results.overlap_cells}):
-        point = break_even(results.overlap_cells, load)
-        table.append([str(load), f"none: {model} wins" if point is None else f"{point:.2f}"])
+        table.append([str(load), in_words(break_even(results.overlap_cells, load), model)])
     sentence = (
         "Overlap is BLEU-4 (sacrebleu) of the output against the prompt, over the model's tokens "
         "and without brevity penalty. The break-even is where n-gram becomes faster than the model "
-        "drafter and stays so; the paper found about 0.6. Outputs that loop copy from themselves: "
-        "n-gram wins on them whatever the prompt. Requests with a misaligned record are left out."
+        "drafter and stays so, which need not be faster than no speculation; the paper found about "
+        "0.6. Outputs that loop copy from themselves: n-gram wins on them whatever the prompt. "
+        "Requests with a misaligned record are left out."
     )
     return Section("When n-gram wins", [sentence], [table], [path])
 
