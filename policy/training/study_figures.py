@@ -14,6 +14,7 @@ from matplotlib.ticker import NullLocator
 
 from envs.stage_clock import STAGES
 
+from ..contract import NONE
 from .figures import blank_figure
 from .study_acceptance import AcceptedStretch, curve
 from .study_live import UNCOVERED, StageShare
@@ -44,25 +45,31 @@ def draw_chains(path: Path, rows: Speedups, chains: Sequence[int], title: str) -
         title: Heading.
     """
     fixed = rows.where(setting=FIXED)
-    drafters = [name for name in fixed.values("drafter") if fixed.where(drafter=name)]
+    drafters = Speedups(row for row in fixed if row.num_speculative_tokens).values("drafter")
     figure, panels = _panels(fixed.values("data_set"))
     for data_set, axes in panels:
         for index, drafter in enumerate(drafters):
             own = fixed.where(data_set=data_set, drafter=drafter)
-            lengths = [n for n in own.values("num_speculative_tokens") if n in chains or not n]
+            lengths = [n for n in own.values("num_speculative_tokens") if n in chains]
             for rank, length in enumerate(lengths):
-                line = own.where(num_speculative_tokens=length)
                 axes.plot(
-                    [row.num_running_reqs for row in line],
-                    [row.speedup for row in line],
+                    *_line(own.where(num_speculative_tokens=length)),
                     color=colormaps[_HUES[index % 4]](0.4 + 0.55 * (rank + 1) / len(lengths)),
                     linestyle=_DASHES[index % 4],
                     marker=_MARKERS[index % 6],
                     markersize=3 + 1.3 * rank,
-                    label=f"{drafter}, {length} token{'s' * (length > 1)}" if length else drafter,
+                    label=f"{drafter}, {length} token{'s' * (length > 1)}",
                 )
+        if undrafted := fixed.where(data_set=data_set, drafter=NONE):
+            look = {"color": "#8a8a8a", "linestyle": ":", "marker": "x"}
+            axes.plot(*_line(undrafted), **look, label="hook without drafts")
         _finish_load_axes(axes, fixed.values("num_running_reqs"))
     _save(figure, path, title, "speed over no speculation\n(ratio of tokens per second)")
+
+
+def _line(rows: Speedups) -> tuple[list[int], list[float]]:
+    """Loads and speedups."""
+    return [row.num_running_reqs for row in rows], [row.speedup for row in rows]
 
 
 def draw_oracles(path: Path, rows: Speedups, policy: Speedups, title: str) -> None:
@@ -90,8 +97,7 @@ def draw_oracles(path: Path, rows: Speedups, policy: Speedups, title: str) -> No
             axes.plot([1], [row.speedup], "k*", markersize=10, label="optimum at 1 request")
         own = policy.where(data_set=data_set, setting=POLICY)
         axes.plot(
-            [row.num_running_reqs for row in own],
-            [row.speedup for row in own],
+            *_line(own),
             color="black",
             marker="x",
             linewidth=2,
