@@ -96,7 +96,8 @@ def acceptance_section(folder: Path, results: StudyResults) -> Section | None:
         table.append([*row, *(f"{figure:.2f}" for figure in figures)])
     sentence = (
         "Tokens per step, accepted and bonus, if the drafter drafts its longest recorded draft at "
-        "every position; percentiles are over requests."
+        "every position; percentiles are over requests. Where the token limit cut an output, its "
+        "last positions look worse than they are: a recording tells of no token beyond its end."
     )
     return Section("Acceptance is not one number", [sentence], [table], paths)
 
