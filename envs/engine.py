@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -124,8 +124,10 @@ class ServedBlock:
         num_tokens: Output tokens emitted.
         seconds: Engine time they took.
         num_steps: Engine steps.
+        stages_s: Part of it by stage, see `envs.stage_clock`; empty without a clock.
     """
 
     num_tokens: int
     seconds: float
     num_steps: int
+    stages_s: Mapping[str, float] = field(default_factory=dict)

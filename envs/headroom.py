@@ -139,7 +139,7 @@ def measure_headroom(config: HeadroomConfig) -> tuple[Headroom, ...]:
         Headroom(
             name=path.stem,
             by_load=_transposed({str(load): column for load, column in by_load[path].items()}),
-            by_choice=_by_choice(traces, _misaligned(path), cost_model, config),
+            by_choice=_by_choice(traces, misaligned_requests(path), cost_model, config),
         )
         for path, traces in files.items()
     )
@@ -261,7 +261,7 @@ def _alone(
     return totals, means
 
 
-def _misaligned(path: Path) -> frozenset[str]:
+def misaligned_requests(path: Path) -> frozenset[str]:
     """Requests that the import found misaligned; none where nothing was imported."""
     provenance = path.with_suffix(".json")
     if not provenance.exists():

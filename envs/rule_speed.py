@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from policy.baselines.build import build_baseline
+from policy.contract import Contract
+from policy.controllers import Controller
 from policy.cost_model import CostModel
 
 from .closed_loop import serving_order
@@ -51,8 +53,42 @@ def rule_tokens_per_s(
     granularity = settings.pop("granularity", "batch")
     longest = {name: min(most, max_length) for name, most in traces.header.max_lengths.items()}
     contract = traces.contract(longest, granularity)
+    return controller_tokens_per_s(
+        traces,
+        build_baseline(contract, settings),
+        contract,
+        cost_model,
+        num_running_reqs,
+        min_tokens_per_slot=min_tokens_per_slot,
+        seed=seed,
+    )
+
+
+def controller_tokens_per_s(
+    traces: Traces,
+    controller: Controller,
+    contract: Contract,
+    cost_model: CostModel,
+    num_running_reqs: int,
+    *,
+    min_tokens_per_slot: int = 2**17,
+    seed: int = 0,
+) -> float:
+    """The same of anything that decides.
+
+    Args:
+        traces: The requests.
+        controller: Decides; it may not judge drafts.
+        contract: What it chooses from.
+        cost_model: Prices the steps.
+        num_running_reqs: Requests in flight.
+        min_tokens_per_slot: Tokens that a slot has at least to produce, on average.
+        seed: Seed of the order.
+
+    Raises:
+        TraceError: If the traces lack a drafter or a length of the contract.
+    """
     engine = TraceEngine(traces, cost_model, contract, _engine_config(traces, num_running_reqs))
-    controller = build_baseline(contract, settings)
     order, num_tokens = serving_order(traces, num_running_reqs, 0, min_tokens_per_slot, seed)
     step = engine.reset(
         Episode(num_running_reqs, _requests(traces, order), ClosedLoop(num_running_reqs))

@@ -23,8 +23,10 @@ from policy.errors import DraftgymError, EngineError
 from policy.step import StepRecord
 
 from .engine import NO_SPECULATION, EngineConfig, EngineStep, ServedBlock
+from .engine_memory import EngineMemory, engine_memory
 from .scenario import Arrivals
 from .served import Ledger, Served
+from .stage_clock import StageClock, clock_engine
 from .workload import Episode, WorkloadRequest
 
 
@@ -90,6 +92,7 @@ class VllmEngine:
                 "the engine settings."
             ) from error
         self._core = self.llm_engine.engine_core.engine_core
+        self._clock: StageClock | None = None
         self._unfinished: dict[str, str] = {}  # our request id -> the engine's own
         self._episode: Episode | None = None
         self._episode_time_s = 0.0
@@ -109,6 +112,15 @@ class VllmEngine:
         """The hook's contract."""
         contract: Contract = self.hook.contract
         return contract
+
+    def time_stages(self) -> None:
+        """Tell, from now on, how long each stage took of what `serve` measures."""
+        if self._clock is None:
+            self._clock = clock_engine(self.llm_engine, self.runner, self.hook)
+
+    def memory(self) -> EngineMemory:
+        """What target and model drafter take of the memory."""
+        return engine_memory(self.runner)
 
     def reset(self, episode: Episode) -> EngineStep:
         """Abort what runs, admit the episode's first requests, go to the first decision."""
@@ -206,12 +218,17 @@ class VllmEngine:
         waiting = set(self._unfinished)
         while waiting:
             waiting -= self._step_engine(warm_up).keys()
+        before = self._stages_s()
         while block.num_tokens < num_tokens:
             for request in episode.take_due(len(self._unfinished), block.step_time_s):
                 self.add(request)
             self._step_engine(block)
+        stages_s = {name: seconds - before[name] for name, seconds in self._stages_s().items()}
         self.abort_all()
-        return ServedBlock(block.num_tokens, block.step_time_s, block.num_engine_steps)
+        return ServedBlock(block.num_tokens, block.step_time_s, block.num_engine_steps, stages_s)
+
+    def _stages_s(self) -> dict[str, float]:
+        return dict(self._clock.seconds) if self._clock else {}
 
     def serve_scenario(self, arrivals: Arrivals) -> Served:
         """Serve a scenario to its end, the engine deciding for itself, as in production.

@@ -186,7 +186,12 @@ class Workload:
             for index, token_ids in enumerate(prompts)
         ]
 
-    def episode(self, seed: int, concurrency: int | None = None) -> Episode:
+    def episode(
+        self,
+        seed: int,
+        concurrency: int | None = None,
+        kinds: Mapping[str, float] | None = None,
+    ) -> Episode:
         """Return the episode of a seed: the same in every process, whatever was drawn before.
 
         Kinds, prompts and lengths are drawn from streams of their own, so a workload that differs
@@ -203,12 +208,12 @@ class Workload:
         Args:
             seed: Fixes the episode.
             concurrency: Requests in flight; drawn from the configured ones if None.
+            kinds: Weight of each prompt kind; None takes the workload's.
         """
         if concurrency is None:
             concurrency = self._draws(seed, "concurrency").choice(self.config.concurrency)
-        return Episode(
-            concurrency, self.requests(seed, endless_slots(concurrency)), ClosedLoop(concurrency)
-        )
+        slots = endless_slots(concurrency, kinds)
+        return Episode(concurrency, self.requests(seed, slots), ClosedLoop(concurrency))
 
     def requests(self, seed: int, slots: Iterable[Slot]) -> Iterator[WorkloadRequest]:
         """A stream of requests, one for each slot.
@@ -251,10 +256,11 @@ class Workload:
         return random.Random(f"{self.split} {seed} {purpose}")
 
 
-def endless_slots(first_wave: int) -> Iterator[Slot]:
+def endless_slots(first_wave: int, kinds: Mapping[str, float] | None = None) -> Iterator[Slot]:
     """Slots of a closed loop whose first requests start together."""
     return itertools.chain(
-        itertools.repeat(Slot(is_first_wave=True), first_wave), itertools.repeat(Slot())
+        itertools.repeat(Slot(kinds, is_first_wave=True), first_wave),
+        itertools.repeat(Slot(kinds)),
     )
 
 

@@ -149,6 +149,12 @@ class SpeculationHook:
         self.controller = controller
         self._builder = ObservationBuilder(replace(self.contract, granularity=granularity))
 
+    def drafting_methods(self) -> list[tuple[Any, str]]:
+        """Objects and names of their methods that take the time of drafting, for a clock."""
+        methods: list[tuple[Any, str]] = [(self, "_draft"), (self, "_read_overdue")]
+        methods += [(drafter, "offer") for drafter in self._token_drafters.values()]
+        return methods if self._model is None else [*methods, (self._model, "observe")]
+
     def _capture(self, *arguments: Any) -> list[list[int]]:
         """Stand in for `GPUModelRunner.propose_draft_token_ids`: keep what it would use."""
         self._captured = arguments

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from envs.served import Served
 
 from .benchmark_tables import BenchmarkCell
-from .figures import DPI, WIDTH_PX
+from .figures import blank_figure
 
 _MARKERS = "osD^v<>PpX"
 _COLORS = ("#12355b", "#d1730f", "#2a8a57", "#a4508b", "#6f9fd0", "#7a5c3e", "#c23b3b", "#5b5b9e")
@@ -39,7 +37,7 @@ def draw_speedups(
         main: Contenders in colour, with their intervals; the others are thin and grey.
         title: Heading.
     """
-    figure = _figure(620)
+    figure = blank_figure(620)
     at_load = [cell for cell in cells if cell.scenario in concurrency]
     changing = [cell for cell in cells if cell.scenario not in concurrency]
     panels = [part for part in (at_load, changing) if part]
@@ -119,7 +117,7 @@ def draw_timeline(path: Path, served: Served, drafters: Sequence[str], title: st
         drafters: Names of the contract's drafters.
         title: Heading.
     """
-    figure = _figure(760)
+    figure = blank_figure(760)
     load, speed, share, length = figure.subplots(4, 1, sharex=True)
     steps = served.steps
     load.step(steps["end_s"], steps["num_running_reqs"], color=_COLORS[0], where="pre")
@@ -160,7 +158,7 @@ def draw_acceptance(path: Path, shares: Mapping[str, Sequence[float]], title: st
         shares: By series, position after position.
         title: Heading.
     """
-    figure = _figure(480)
+    figure = blank_figure(480)
     axes = figure.subplots()
     for index, (name, values) in enumerate(shares.items()):
         axes.plot(
@@ -179,9 +177,3 @@ def draw_acceptance(path: Path, shares: Mapping[str, Sequence[float]], title: st
     axes.set_title(title, fontweight="bold")
     figure.legend(loc=_BELOW, ncols=2, frameon=False)
     figure.savefig(path)
-
-
-def _figure(height_px: int) -> Figure:
-    figure = Figure((WIDTH_PX / DPI, height_px / DPI), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure

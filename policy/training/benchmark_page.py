@@ -20,35 +20,54 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of which the first names the columns."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "|---" * len(rows[0]) + "|")
+    return "\n".join(lines)
+
+
+def html_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of which the first names the columns."""
+    parts = ["<table>"]
+    for index, row in enumerate(rows):
+        tag = "td" if index else "th"
+        cells = "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in row)
+        parts.append(f"<tr>{cells}</tr>")
+    return "\n".join([*parts, "</table>"])
+
+
+def html_picture(path: Path) -> str:
+    """A picture, kept in the page."""
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f"<img alt='{path.stem}' src='data:image/png;base64,{data}'>"
+
+
+def html_head(title: str) -> str:
+    """The beginning of a page that needs no network."""
+    return (
+        f"<!doctype html><meta charset='utf-8'><title>{html.escape(title)}</title>\n"
+        "<style>body{font:14px sans-serif;margin:2em;max-width:1200px}table{border-collapse:"
+        "collapse}td,th{border:1px solid #ccc;padding:3px 8px;text-align:right}"
+        f"td:first-child{{text-align:left}}img{{max-width:100%}}</style>"
+        f"<h1>{html.escape(title)}</h1>"
+    )
+
+
 def markdown(tables: Sequence[Table], pictures: Sequence[Path], notes: Sequence[str]) -> str:
     """Everything to read beside its pictures."""
     parts = ["# Benchmark", *(f"![{path.stem}]({path.name})" for path in pictures)]
     for heading, rows in tables:
-        lines = ["| " + " | ".join(row) + " |" for row in rows]
-        lines.insert(1, "|---" * len(rows[0]) + "|")
-        parts += [f"## {heading}", "\n".join(lines)]
+        parts += [f"## {heading}", markdown_table(rows)]
     parts += ["## Notes", "\n".join(f"- {note}" for note in notes)]
     return "\n\n".join(parts) + "\n"
 
 
 def one_page(tables: Sequence[Table], pictures: Sequence[Path], notes: Sequence[str]) -> str:
     """Everything in one file that needs no network."""
-    parts = [
-        "<!doctype html><meta charset='utf-8'><title>Benchmark</title>",
-        "<style>body{font:14px sans-serif;margin:2em;max-width:1200px}table{border-collapse:"
-        "collapse}td,th{border:1px solid #ccc;padding:3px 8px;text-align:right}"
-        "td:first-child{text-align:left}img{max-width:100%}</style><h1>Benchmark</h1>",
-    ]
-    for path in pictures:
-        data = base64.b64encode(path.read_bytes()).decode()
-        parts.append(f"<img alt='{path.stem}' src='data:image/png;base64,{data}'>")
+    parts = [html_head("Benchmark"), *map(html_picture, pictures)]
     for heading, rows in tables:
-        parts.append(f"<h2>{html.escape(heading)}</h2><table>")
-        for index, row in enumerate(rows):
-            tag = "td" if index else "th"
-            cells = "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in row)
-            parts.append(f"<tr>{cells}</tr>")
-        parts.append("</table>")
+        parts += [f"<h2>{html.escape(heading)}</h2>", html_table(rows)]
     parts.append("<h2>Notes</h2><ul>")
     parts += [f"<li>{html.escape(note)}</li>" for note in notes]
     return "\n".join(parts) + "</ul>\n"

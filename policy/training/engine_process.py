@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from envs.engine import EngineConfig, ServedBlock
+from envs.engine_memory import EngineMemory
 from envs.live import ModelConfig, load_tokenizer
 from envs.prompts.prompt import Split
 from envs.scenario import Arrivals, Scenario
@@ -61,12 +62,16 @@ class Block:
         seed: Episode of the workload.
         concurrency: Requests in flight.
         num_tokens: Output tokens that end the block.
+        kinds: Kinds of its prompts; None for all of the workload's.
+        times_stages: Whether to tell how long each stage of the steps took.
     """
 
     split: Split
     seed: int
     concurrency: int
     num_tokens: int
+    kinds: tuple[str, ...] | None = None
+    times_stages: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,8 @@ class ScenarioBlock:
     scenario: Scenario
 
 
+MEMORY = "memory"
+"""Asks for the engine's memory."""
 SPLITS: tuple[Split, ...] = ("train", "eval")
 
 
@@ -126,6 +133,11 @@ class EngineProcess:
     def read_prompts(self, split: Split) -> None:
         """Bring the prompts of a split into the engine's prefix cache."""
         self._call(split)
+
+    def memory(self) -> EngineMemory:
+        """What target and model drafter take of the memory."""
+        memory: EngineMemory = self._call(MEMORY)
+        return memory
 
     def serve(self, setting: Setting, block: Block) -> BlockResult:
         """Serve a block under a setting."""
@@ -180,6 +192,8 @@ def _run(
             if message in SPLITS:
                 server.read_prompts(cast(Split, message))
                 pipe.send((False, None))
+            elif message == MEMORY:
+                pipe.send((False, server.memory()))
             elif isinstance(message[0], Contender):
                 pipe.send((False, server.serve_scenario(*message)))
             else:
@@ -203,6 +217,9 @@ class _Server:
     def read_prompts(self, split: Split) -> None:
         self._engine.read_prompts(self._workloads[split].prompts())
 
+    def memory(self) -> EngineMemory:
+        return self._engine.memory()
+
     def serve(self, setting: Setting, block: Block) -> BlockResult:
         hook = self._engine.hook
         if hook is not None:
@@ -210,7 +227,10 @@ class _Server:
                 self._controllers[setting] = self._controller(setting)
             hook.controller = self._controllers[setting]
         before = self._counts()
-        episode = self._workloads[block.split].episode(block.seed, block.concurrency)
+        if block.times_stages:
+            self._engine.time_stages()
+        kinds = None if block.kinds is None else dict.fromkeys(block.kinds, 1.0)
+        episode = self._workloads[block.split].episode(block.seed, block.concurrency, kinds)
         served = self._engine.serve(episode, block.num_tokens)
         after = self._counts()
         spent = [new - old for new, old in zip(after, before, strict=True)]

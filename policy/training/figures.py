@@ -52,8 +52,7 @@ def draw_report(
         title: Heading.
         baseline: Setting that `Cell.speedup` refers to.
     """
-    figure = Figure(figsize=(WIDTH_PX / DPI, HEIGHT_PX / DPI), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure(HEIGHT_PX)
     figure.suptitle(title, fontsize=14, fontweight="bold")
     if action_counts:
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
@@ -62,6 +61,13 @@ def draw_report(
         left = figure.subplots()
     _draw_speedups(left, cells, baseline)
     figure.savefig(path, dpi=DPI)
+
+
+def blank_figure(height_px: int) -> Figure:
+    """A figure of the report's width that makes room for everything in it."""
+    figure = Figure(figsize=(WIDTH_PX / DPI, height_px / DPI), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def _draw_speedups(axes: Any, cells: Sequence[Cell], baseline: str) -> None:
