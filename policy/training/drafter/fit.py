@@ -1,0 +1,230 @@
+"""Stage 3: fit the head to what the target computed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from policy.errors import ConfigError
+
+from ..atomic import replace_atomically
+from .head import DraftHead
+from .objective import Teacher, accepted_shares, unrolled_loss
+from .target_states import StatesFolder
+from .unroll import TargetStates
+
+_ROWS_AT_ONCE = 512  # their logits over the draft vocabulary just fit a processor's cache
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """How the head is fitted.
+
+    Attributes:
+        epochs: Passes over the text.
+        rows_per_step: Draft starts of an optimiser step, at least.
+        num_positions: Draft tokens in a row at the end of training; it begins with one.
+        position_decay: Weight of a draft position over that of the one before it.
+        greedy_share: Weight of the target's greedy token in the labels; the rest is its
+            distribution. 1 is what greedy verification asks for, 0 is distillation.
+        muon_learning_rate: Of the layer's matrices and of `fc`; falls to 0 linearly.
+        adam_learning_rate: Of the rest; falls to 0 linearly.
+        warmup_share: Share of the steps over which both rise from 0.
+        num_validation_samples: Samples that are kept out of training, of the first pass.
+        steps_per_check: Steps between two validations, each of which saves what there is.
+        seed: Order of the samples.
+    """
+
+    epochs: int = 4
+    rows_per_step: int = 2048
+    num_positions: int = 4
+    position_decay: float = 0.8
+    greedy_share: float = 0.5
+    muon_learning_rate: float = 1e-3
+    adam_learning_rate: float = 5e-4
+    warmup_share: float = 0.05
+    num_validation_samples: int = 48
+    steps_per_check: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "rows_per_step", "num_positions", "steps_per_check"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"fit.{name} is {getattr(self, name)}; make it 1 or more.")
+        for name in ("position_decay", "greedy_share", "warmup_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"fit.{name} is {getattr(self, name)}; make it 0 to 1.")
+        for name in ("muon_learning_rate", "adam_learning_rate"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"fit.{name} is {getattr(self, name)}; make it more than 0.")
+
+
+def fit_head(
+    config: FitConfig, head: DraftHead, teacher: Teacher, states: StatesFolder, checkpoint: Path
+) -> list[float]:
+    """Train a head in place, going on where a killed run has left its checkpoint.
+
+    Args:
+        config: How.
+        head: Where training starts.
+        teacher: Labels.
+        states: Samples; the first ones are kept for validation.
+        checkpoint: Written at each validation.
+
+    Returns:
+        Share of validation drafts accepted up to each position.
+
+    Raises:
+        ConfigError: If validation leaves no samples to train on.
+    """
+    if config.num_validation_samples >= len(states):
+        raise ConfigError(
+            f"The text has {len(states)} samples and validation takes "
+            f"{config.num_validation_samples}; lower fit.num_validation_samples."
+        )
+    validation = [states[number] for number in range(config.num_validation_samples)]
+    steps = _plan(config, states)
+    optimisers = _optimisers(config, head)
+    done, shares = 0, [0.0] * config.num_positions
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        head.load_state_dict(saved["head"])
+        for optimiser, state in zip(optimisers, saved["optimisers"], strict=True):
+            optimiser.load_state_dict(state)
+        done, shares = saved["done"], saved["shares"]
+    with tqdm(total=len(steps), initial=done, unit="step", desc="fitting the head") as bar:
+        for number in range(done, len(steps)):
+            progress = number / len(steps)
+            loss = _step(config, head, teacher, states, steps[number], optimisers, progress)
+            bar.update()
+            if (number + 1) % config.steps_per_check == 0 or number + 1 == len(steps):
+                with torch.autocast("cpu", torch.bfloat16):
+                    shares = accepted_shares(head, teacher, validation, config.num_positions)
+                _save(checkpoint, head, optimisers, number + 1, shares)
+                length = 1 + sum(shares)
+                bar.set_postfix_str(f"loss {loss:.3f}, mean acceptance length {length:.3f}")
+    return shares
+
+
+def _step(
+    config: FitConfig,
+    head: DraftHead,
+    teacher: Teacher,
+    states: StatesFolder,
+    numbers: Sequence[int],
+    optimisers: Sequence[torch.optim.Optimizer],
+    progress: float,
+) -> float:
+    """One optimiser step over some samples; returns the loss per start."""
+    num_positions = positions_at(progress, config.num_positions)
+    samples = [states[number] for number in numbers]
+    num_starts = sum(sample.num_starts for sample in samples)
+    total = 0.0
+    for some in _few_rows(samples):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = unrolled_loss(head, teacher, some, num_positions, config.position_decay)
+        (loss / num_starts).backward()
+        total += loss.item()
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            group["lr"] = group["peak_lr"] * learning_rate_share(progress, config.warmup_share)
+        nn.utils.clip_grad_norm_([p for g in optimiser.param_groups for p in g["params"]], 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+    return total / num_starts
+
+
+def positions_at(progress: float, num_positions: int) -> int:
+    """Draft positions trained at once: one at first, all of them from the middle on.
+
+    Example:
+        >>> [positions_at(progress, 4) for progress in (0, 0.17, 0.34, 0.5, 0.99)]
+        [1, 2, 3, 4, 4]
+    """
+    return min(num_positions, 1 + int(2 * progress * (num_positions - 1)))
+
+
+def learning_rate_share(progress: float, warmup_share: float) -> float:
+    """Share of the peak learning rate: a rise from 0, then a linear fall to 0.
+
+    Example:
+        >>> [learning_rate_share(progress, 0.2) for progress in (0.1, 0.2, 0.6)]
+        [0.5, 1.0, 0.5]
+    """
+    if progress < warmup_share:
+        return progress / warmup_share
+    return (1 - progress) / (1 - warmup_share)
+
+
+def _plan(config: FitConfig, states: StatesFolder) -> list[list[int]]:
+    """The samples of every step, the same in every run."""
+    draw = random.Random(config.seed)
+    lengths = states.num_starts()
+    steps: list[list[int]] = []
+    for _ in range(config.epochs):
+        order = list(range(config.num_validation_samples, len(states)))
+        draw.shuffle(order)
+        step: list[int] = []
+        for number in order:
+            step.append(number)
+            if sum(lengths[one] for one in step) >= config.rows_per_step:
+                steps.append(step)
+                step = []
+        if step:
+            steps.append(step)
+    return steps
+
+
+def _few_rows(samples: Sequence[TargetStates]) -> Iterator[list[TargetStates]]:
+    some: list[TargetStates] = []
+    for sample in samples:
+        some.append(sample)
+        if sum(one.num_starts for one in some) >= _ROWS_AT_ONCE:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def _optimisers(config: FitConfig, head: DraftHead) -> list[torch.optim.Optimizer]:
+    """Muon for the layer's matrices and `fc`, AdamW for the rest."""
+    matrices = [head.fc.weight, *(p for p in head.midlayer.parameters() if p.ndim == 2)]
+    chosen = {id(parameter) for parameter in matrices}
+    rest = [parameter for parameter in head.parameters() if id(parameter) not in chosen]
+    optimisers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(
+            matrices,
+            lr=config.muon_learning_rate,
+            weight_decay=0.0,
+            adjust_lr_fn="match_rms_adamw",
+        ),
+        torch.optim.AdamW(rest, lr=config.adam_learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimisers
+
+
+def _save(
+    path: Path,
+    head: DraftHead,
+    optimisers: Sequence[torch.optim.Optimizer],
+    done: int,
+    shares: list[float],
+) -> None:
+    saved: dict[str, Any] = {
+        "head": head.state_dict(),
+        "optimisers": [optimiser.state_dict() for optimiser in optimisers],
+        "done": done,
+        "shares": shares,
+    }
+    with replace_atomically(path) as unfinished:
+        torch.save(saved, unfinished)
