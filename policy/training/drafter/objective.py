@@ -1,4 +1,4 @@
-"""What a head is trained for, and how far it is: the target's distribution, and its greedy token."""
+"""What a head is trained for: the target's distribution and its greedy token."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _texts(outputs: Iterable[Sequence[int]], tokenizer: Any) -> list[str]:
     return [
         tokenizer.decode(token_ids[:-1]).strip()
         for token_ids in outputs
-        if _MIN_QUESTION_TOKENS <= len(token_ids) and token_ids[-1] == tokenizer.eos_token_id
+        if len(token_ids) >= _MIN_QUESTION_TOKENS and token_ids[-1] == tokenizer.eos_token_id
     ]
 
 

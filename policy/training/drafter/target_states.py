@@ -23,15 +23,16 @@ from .unroll import TargetStates
 _SAMPLES_PER_PART = 64
 
 
-def load_target(folder: str) -> Any:
-    """The target as transformers' model, in bfloat16 as it is served.
+def load_target(folder: str, dtype: torch.dtype) -> Any:
+    """The target as transformers' model.
 
     Args:
         folder: Where its weights lie.
+        dtype: Data type of the weights.
     """
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
 
 def write_states(
@@ -108,6 +109,4 @@ class StatesFolder:
 
     def num_starts(self) -> list[int]:
         """Rows of each sample that start a draft."""
-        return [
-            file.get_slice(f"{index}.greedy").get_shape()[0] for file, index, _ in self._places
-        ]
+        return [file.get_slice(f"{index}.greedy").get_shape()[0] for file, index, _ in self._places]

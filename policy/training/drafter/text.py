@@ -68,9 +68,7 @@ def write_text(
     Raises:
         TraceError: If the folder holds text of other settings.
     """
-    claim(
-        folder, {"text": asdict(config), "model": asdict(model), "workload": _settings(workload)}
-    )
+    claim(folder, {"text": asdict(config), "model": asdict(model), "workload": _settings(workload)})
     if (folder / "complete").exists():
         return
     tokenizer = load_tokenizer(model)

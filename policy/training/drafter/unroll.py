@@ -110,9 +110,7 @@ class _Batch:
     @cached_property
     def start_positions(self) -> Tensor:
         """Positions of the rows that start a draft, int64 `[starts]`."""
-        return torch.cat(
-            [s.first_start + torch.arange(n) for s, n in self._with(self._num_starts)]
-        )
+        return torch.cat([s.first_start + torch.arange(n) for s, n in self._with(self._num_starts)])
 
     @cached_property
     def starts(self) -> Tensor:
@@ -125,9 +123,7 @@ class _Batch:
         return torch.cat(
             [
                 s.token_ids[(s.first_start + position + torch.arange(n)).clamp(max=n_base)]
-                for (s, n), n_base in zip(
-                    self._with(self._num_starts), self._num_base, strict=True
-                )
+                for (s, n), n_base in zip(self._with(self._num_starts), self._num_base, strict=True)
             ]
         )
 
@@ -150,9 +146,7 @@ class _Batch:
             `[starts, heads * head_dim]`.
         """
         keys, values = (part.split(self._num_base) for part in base)
-        own_parts = [
-            [part.split(self._num_starts) for part in pair] for pair in own
-        ]
+        own_parts = [[part.split(self._num_starts) for part in pair] for pair in own]
         attended = [
             _attend_one(
                 rows,
@@ -189,5 +183,7 @@ def _attend_one(
     shares = torch.cat(parts, dim=-1).float().softmax(dim=-1).to(values.dtype)
     attended = shares[..., :num_base] @ values.transpose(0, 1)[:, None]
     for number, (_, own_values) in enumerate(own):
-        attended = attended + shares[..., num_base + number, None] * own_values.transpose(0, 1)[:, None]
+        attended = (
+            attended + shares[..., num_base + number, None] * own_values.transpose(0, 1)[:, None]
+        )
     return attended.permute(2, 0, 1, 3).flatten(1)

@@ -26,12 +26,12 @@ class DraftVocabulary:
 
     @property
     def offsets(self) -> Tensor:
-        """vLLM's `d2t`: what is added to a draft id to get the target's, int64."""
+        """What is added to a draft id to get the target's, int64; vLLM's `d2t`."""
         return self.token_ids - torch.arange(len(self.token_ids))
 
     @property
     def is_drafted(self) -> Tensor:
-        """vLLM's `t2d`: whether the head can draft a token of the target, bool."""
+        """Whether the head can draft a token of the target, bool; vLLM's `t2d`."""
         mask = torch.zeros(self.target_vocab_size, dtype=torch.bool)
         mask[self.token_ids] = True
         return mask
