@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tqdm import tqdm
 from policy.errors import ConfigError
 
 from ..atomic import replace_atomically
+from .cores import one_thread_a_core
 from .head import DraftHead
 from .objective import Teacher, accepted_shares, unrolled_loss
 from .target_states import StatesFolder
@@ -99,10 +101,16 @@ def fit_head(
         for optimiser, state in zip(optimisers, saved["optimisers"], strict=True):
             optimiser.load_state_dict(state)
         done, shares = saved["done"], saved["shares"]
-    with tqdm(total=len(steps), initial=done, unit="step", desc="fitting the head") as bar:
+    with (
+        one_thread_a_core() as threads,
+        tqdm(total=len(steps), initial=done, unit="step", desc="fitting the head") as bar,
+    ):
         for number in range(done, len(steps)):
             progress = number / len(steps)
-            loss = _step(config, head, teacher, states, steps[number], optimisers, progress)
+            samples = [states[one] for one in steps[number]]
+            num_positions = positions_at(progress, config.num_positions)
+            loss = _gradients(threads, config, head, teacher, samples, num_positions)
+            _update(optimisers, learning_rate_share(progress, config.warmup_share))
             bar.update()
             if (number + 1) % config.steps_per_check == 0 or number + 1 == len(steps):
                 with torch.autocast("cpu", torch.bfloat16):
@@ -113,32 +121,34 @@ def fit_head(
     return shares
 
 
-def _step(
+def _gradients(
+    threads: Executor,
     config: FitConfig,
     head: DraftHead,
     teacher: Teacher,
-    states: StatesFolder,
-    numbers: Sequence[int],
-    optimisers: Sequence[torch.optim.Optimizer],
-    progress: float,
+    samples: Sequence[TargetStates],
+    num_positions: int,
 ) -> float:
-    """One optimiser step over some samples; returns the loss per start."""
-    num_positions = positions_at(progress, config.num_positions)
-    samples = [states[number] for number in numbers]
+    """Add up the gradients of some samples; returns the loss per draft start."""
     num_starts = sum(sample.num_starts for sample in samples)
-    total = 0.0
-    for some in _few_rows(samples):
+
+    def share_of_loss(some: list[TargetStates]) -> float:
         with torch.autocast("cpu", torch.bfloat16):
             loss = unrolled_loss(head, teacher, some, num_positions, config.position_decay)
-        (loss / num_starts).backward()
-        total += loss.item()
+        share = loss / num_starts
+        share.backward()  # torch locks each sum of gradients
+        return share.item()
+
+    return sum(threads.map(share_of_loss, _few_rows(samples)))
+
+
+def _update(optimisers: Sequence[torch.optim.Optimizer], share_of_rate: float) -> None:
     for optimiser in optimisers:
         for group in optimiser.param_groups:
-            group["lr"] = group["peak_lr"] * learning_rate_share(progress, config.warmup_share)
+            group["lr"] = group["peak_lr"] * share_of_rate
         nn.utils.clip_grad_norm_([p for g in optimiser.param_groups for p in g["params"]], 1.0)
         optimiser.step()
         optimiser.zero_grad()
-    return total / num_starts
 
 
 def positions_at(progress: float, num_positions: int) -> int:

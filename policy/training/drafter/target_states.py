@@ -7,6 +7,7 @@ pass here costs about as much as a third of the writing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..atomic import replace_atomically
+from .cores import one_thread_a_core
 from .samples import Sample
 from .unroll import TargetStates
 
@@ -40,6 +42,9 @@ def write_states(
 ) -> None:
     """Write the states of every sample that has none yet, some samples a file.
 
+    Samples are shared out to one thread a core: a forward pass over one of them that is split
+    between cores waits for the busiest of them.
+
     Args:
         target: The target model.
         samples: Answers of two tokens or more.
@@ -47,15 +52,21 @@ def write_states(
             the output after `n` layers.
         folder: Where the files go.
     """
-    with tqdm(total=len(samples), unit="sample", desc="states of the target") as bar:
+    with (
+        one_thread_a_core() as threads,
+        tqdm(total=len(samples), unit="sample", desc="states of the target") as bar,
+    ):
         for first in range(0, len(samples), _SAMPLES_PER_PART):
             part = samples[first : first + _SAMPLES_PER_PART]
             path = folder / f"{first:06}.safetensors"
             if not path.exists():
+                computed = threads.map(
+                    compute_states, repeat(target), part, repeat(tuple(aux_layers))
+                )
                 tensors = {
                     f"{index}.{name}": tensor
-                    for index, sample in enumerate(part)
-                    for name, tensor in vars(compute_states(target, sample, aux_layers)).items()
+                    for index, states in enumerate(computed)
+                    for name, tensor in vars(states).items()
                     if isinstance(tensor, Tensor)
                 }
                 prompts = {str(i): str(s.num_prompt_tokens) for i, s in enumerate(part)}
@@ -73,7 +84,7 @@ def compute_states(target: Any, sample: Sample, aux_layers: Sequence[int]) -> Ta
         aux_layers: As for `write_states`.
     """
     token_ids = torch.from_numpy(sample.token_ids).long()
-    with torch.inference_mode():
+    with torch.no_grad():
         outputs = target.model(token_ids[None], output_hidden_states=True, use_cache=False)
         final = outputs.last_hidden_state[0, sample.num_prompt_tokens : -1]
         aux = torch.cat([outputs.hidden_states[layer][0] for layer in aux_layers], dim=-1)

@@ -7,7 +7,6 @@ anybody else would teach it the wrong thing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,12 +34,14 @@ class TextConfig:
         temperatures: Each training prompt is answered once at each of them; 0 is greedy.
         num_questions: Questions that the target asks itself, answered at the first temperature.
         question_temperature: At which it asks them.
+        max_answers: Answers in all, a random choice of the first pass; null for all passes.
         requests_per_part: Requests after which a part is written; a kill loses at most so many.
     """
 
     temperatures: tuple[float, ...] = (0.0, 0.8)
     num_questions: int = 1200
     question_temperature: float = 0.8
+    max_answers: int | None = None
     requests_per_part: int = 256
 
     def __post_init__(self) -> None:
@@ -51,6 +52,10 @@ class TextConfig:
         if self.num_questions < 0 or self.requests_per_part < 1:
             raise ConfigError(
                 "text.num_questions is below 0 or text.requests_per_part below 1; raise it."
+            )
+        if self.max_answers is not None and self.max_answers < 1:
+            raise ConfigError(
+                f"text.max_answers is {self.max_answers}; make it 1 or more, or null for all."
             )
 
 
@@ -80,7 +85,7 @@ def write_text(
             config.question_temperature,
             folder / "questions.json",
         )
-        requests = list(text_requests(config, workload, tokenizer, questions))
+        requests = text_requests(config, workload, tokenizer, questions)
         with tqdm(total=len(requests), unit="answer", desc="text by the target") as bar:
             for first in range(0, len(requests), config.requests_per_part):
                 part = requests[first : first + config.requests_per_part]
@@ -99,7 +104,7 @@ def read_text(folder: Path) -> list[Sample]:
 
 def text_requests(
     config: TextConfig, workload: WorkloadConfig, tokenizer: Any, questions: list[str]
-) -> Iterator[WorkloadRequest]:
+) -> list[WorkloadRequest]:
     """Everything the target answers: prompts and questions, then the prompts once more, and so on.
 
     A pass is shuffled by a hash, so that each of its parts has every kind.
@@ -110,12 +115,15 @@ def text_requests(
         for index, question in enumerate(questions)
         if len(token_ids := _tokenised(question, tokenizer)) <= workload.max_prompt_tokens
     ]
+    requests = []
     for number, temperature in enumerate(config.temperatures):
-        requests = prompts if number else [*prompts, *asked]
-        for request in sorted(requests, key=lambda request: stable_fraction(request.request_id)):
-            yield replace(
-                request, request_id=f"{request.request_id}-{number}", temperature=temperature
-            )
+        answered = prompts if number else [*prompts, *asked]
+        answered.sort(key=lambda request: stable_fraction(request.request_id))
+        requests += [
+            replace(request, request_id=f"{request.request_id}-{number}", temperature=temperature)
+            for request in answered
+        ]
+    return requests[: config.max_answers]
 
 
 def _tokenised(question: str, tokenizer: Any) -> tuple[int, ...]:
