@@ -1,13 +1,29 @@
-"""Work shared out to the cores in pieces, instead of every product being split between them."""
+"""What runs where: an engine in a process of its own, training in one thread a core."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 import torch
+
+_P = ParamSpec("_P")
+_Result = TypeVar("_Result")
+
+
+def in_own_process(function: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs) -> _Result:
+    """Call a function in a fresh process and wait for its result.
+
+    vLLM binds the threads of its process to cores for good and takes torch's say over their
+    number away, so an engine lives apart from training.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context) as processes:
+        return processes.submit(function, *args, **kwargs).result()
 
 
 @contextmanager

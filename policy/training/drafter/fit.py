@@ -45,12 +45,12 @@ class FitConfig:
     """
 
     epochs: int = 4
-    rows_per_step: int = 2048
+    rows_per_step: int = 1024
     num_positions: int = 4
     position_decay: float = 0.8
     greedy_share: float = 0.5
-    muon_learning_rate: float = 1e-3
-    adam_learning_rate: float = 5e-4
+    muon_learning_rate: float = 3e-3
+    adam_learning_rate: float = 1e-3
     warmup_share: float = 0.05
     num_validation_samples: int = 48
     steps_per_check: int = 50

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ..atomic import replace_atomically
 from ..hardware import describe_hardware
 from .acceptance import Acceptance, mean_over_kinds, measure_acceptance
 from .config import DrafterConfig
+from .cores import in_own_process
 from .export import WEIGHTS_FILE, export_head
 from .fit import fit_head
 from .initial import initial_head
@@ -49,8 +50,9 @@ def train_drafter(config: DrafterConfig, resolved: Resolved) -> Path:
     """
     out = Path(config.out)
     head = out / "head"
+    _claim_folders(config, out)
     if not (head / WEIGHTS_FILE).exists():
-        write_text(config.text, config.model, config.workload, out / "text")
+        in_own_process(write_text, config.text, config.model, config.workload, out / "text")
         samples = [sample for sample in read_text(out / "text") if sample.num_answer_tokens >= 2]
         _fit_and_export(config, samples, out, head)
     measured = _measure(config, out, head)
@@ -58,14 +60,27 @@ def train_drafter(config: DrafterConfig, resolved: Resolved) -> Path:
     return head
 
 
+def _claim_folders(config: DrafterConfig, out: Path) -> None:
+    """Refuse to go on with work of other settings."""
+    workload = replace(config.workload, concurrency=(1,))  # the load of episodes has no part here
+    text = {
+        "text": asdict(config.text),
+        "model": asdict(config.model),
+        "workload": asdict(workload),
+    }
+    claim(out / "text", text)
+    claim(out / "states", {"aux_layers": config.aux_layers})
+    claim(out / "fit", {**asdict(config.fit), "draft_vocab_size": config.draft_vocab_size})
+    if config.acceptance is not None:
+        measured = {**asdict(config.acceptance), "compare_with": config.compare_with}
+        claim(out / "acceptance", measured)
+
+
 def _fit_and_export(config: DrafterConfig, samples: list[Sample], out: Path, head: Path) -> None:
-    settings = {"aux_layers": config.aux_layers, "draft_vocab_size": config.draft_vocab_size}
     dtype = best_dtype() if config.model.dtype == "auto" else config.model.dtype
     target = load_target(prepare_target_model(config.model.target), getattr(torch, dtype))
     vocabulary = most_frequent(samples, config.draft_vocab_size, target.config.vocab_size)
-    claim(out / "states", {"aux_layers": config.aux_layers})
     write_states(target, samples, config.aux_layers, out / "states")
-    claim(out / "fit", {**settings, **asdict(config.fit)})
     states = StatesFolder(out / "states")
     torch.manual_seed(config.fit.seed)
     fitted = initial_head(target, vocabulary, states[0].aux)
@@ -92,12 +107,14 @@ def _measure(config: DrafterConfig, out: Path, head: Path) -> dict[str, dict[str
         return {}
     heads = {"new": head}
     if config.compare_with is not None:
-        heads["present"] = Path(config.compare_with)
+        heads["compared"] = Path(config.compare_with)
     measured = {}
     for name, folder in heads.items():
-        path = out / f"acceptance-{name}.json"
+        path = out / "acceptance" / f"{name}.json"
         if not path.exists():
-            by_kind = measure_acceptance(folder, config.acceptance, config.model, config.workload)
+            by_kind = in_own_process(
+                measure_acceptance, folder, config.acceptance, config.model, config.workload
+            )
             _write_json(path, {kind: asdict(one) for kind, one in by_kind.items()})
         measured[name] = {
             kind: Acceptance(one["num_drafts"], tuple(one["num_accepted_per_pos"]))

@@ -8,7 +8,7 @@ anybody else would teach it the wrong thing.
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 from tqdm import tqdm
 
 from envs.live import ModelConfig, engine_config, load_tokenizer
-from envs.part_files import claim
 from envs.prompts.prompt import stable_fraction
 from envs.vllm_engine import VllmEngine
 from envs.workload import Workload, WorkloadConfig, WorkloadRequest
@@ -69,11 +68,7 @@ def write_text(
         model: The target model.
         workload: Its training prompts are answered, each with up to `output_tokens`.
         folder: Where the parts go.
-
-    Raises:
-        TraceError: If the folder holds text of other settings.
     """
-    claim(folder, {"text": asdict(config), "model": asdict(model), "workload": _settings(workload)})
     if (folder / "complete").exists():
         return
     tokenizer = load_tokenizer(model)
@@ -138,8 +133,3 @@ def _tokenised(question: str, tokenizer: Any) -> tuple[int, ...]:
 def _sample(request: WorkloadRequest, answer: list[int]) -> Sample:
     token_ids = np.array([*request.prompt_token_ids, *answer], np.int32)
     return Sample(token_ids, len(request.prompt_token_ids), request.kind)
-
-
-def _settings(workload: WorkloadConfig) -> dict[str, Any]:
-    """JSON-ready; the loads of episodes have no part in it."""
-    return asdict(replace(workload, concurrency=(1,)))
