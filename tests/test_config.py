@@ -24,8 +24,9 @@ CONF = ROOT / "conf"
 OPTIONS = sorted(
     f"{path.parent.relative_to(CONF)}={path.stem}"
     for path in CONF.glob("*/**/*.yaml")
-    # Groups of other scripts, tested in test_collection.py, test_scenario.py and test_tuning.py.
-    if path.parent.name not in ("launcher", "scenario", "contenders")
+    # Groups of other scripts, tested in test_collection.py, test_scenario.py, test_tuning.py and
+    # test_drafter_config.py.
+    if path.parent.name not in ("launcher", "scenario", "contenders", "drafter_training")
 )
 OmegaConf.register_new_resolver("repository", lambda: str(ROOT), replace=True)
 
