@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from policy.contract import Contract
 from policy.errors import ConfigError
-from policy.training.drafter.acceptance import Acceptance, mean_over_kinds
+from policy.step import StepRecord
+from policy.training.drafter.acceptance import Acceptance, AcceptanceCounter, mean_over_kinds
 from policy.training.drafter.export import export_head, read_head
 from policy.training.drafter.fit import FitConfig, fit_head
 from policy.training.drafter.initial import initial_head
@@ -233,6 +235,33 @@ def test_tensors_are_named_as_in_the_head_that_ships(target, head, tmp_path):
         json.loads((folder / "config.json").read_text()) for folder in (tmp_path, DEFAULT_HEAD)
     ]
     assert configs[0].keys() == configs[1].keys()
+
+
+def step_record(num_draft_tokens, num_accepted_tokens):
+    rows = len(num_draft_tokens)
+    return StepRecord(
+        num_running_reqs=rows,
+        num_waiting_reqs=0,
+        kv_cache_usage=0.0,
+        num_prefill_tokens=0,
+        num_scheduled_tokens=rows,
+        req_ids=tuple("abcdef"[:rows]),
+        num_context_tokens=np.full(rows, 9, np.int32),
+        num_emitted_tokens=np.array(num_accepted_tokens, np.int32) + 1,
+        temperature=np.zeros(rows, np.float32),
+        drafter=np.array(num_draft_tokens, np.int32).clip(max=1),
+        num_draft_tokens=np.array(num_draft_tokens, np.int32),
+        num_accepted_tokens=np.array(num_accepted_tokens, np.int32),
+    )
+
+
+def test_accepted_tokens_are_counted_by_position_and_rows_without_a_draft_are_not():
+    contract = Contract(("none", "eagle3"), (0, 3))
+    counter = AcceptanceCounter(contract, 3)
+    for record in (step_record([3, 0, 3], [2, 0, 0]), step_record([3, 3], [3, 1])):
+        assert counter.decide(record, np.zeros((1, 1))).tolist() == [[1, 3]]
+    assert counter.acceptance() == Acceptance(4, (3, 2, 1))
+    assert counter.acceptance().mean_acceptance_length == pytest.approx(1 + 6 / 4)
 
 
 def test_the_table_says_mean_acceptance_length_by_kind_and_head():

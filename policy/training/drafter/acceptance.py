@@ -98,7 +98,7 @@ def measure_acceptance(
     measured = {}
     with closing(VllmEngine(engine_config(model, drafters))) as engine:
         for kind in config.kinds:
-            counter = _Counter(engine.contract, config.num_speculative_tokens)
+            counter = AcceptanceCounter(engine.contract, config.num_speculative_tokens)
             engine.hook.controller = counter
             engine.generate([p for p in prompts if p.kind == kind], model.max_num_seqs)
             measured[kind] = counter.acceptance()
@@ -110,8 +110,13 @@ def mean_over_kinds(measured: Mapping[str, Acceptance]) -> float:
     return float(np.mean([kind.mean_acceptance_length for kind in measured.values()]))
 
 
-class _Counter(FixedController):
-    """Always drafts with the head, and counts what was accepted."""
+class AcceptanceCounter(FixedController):
+    """Always drafts with the head, and counts what was accepted.
+
+    Args:
+        contract: The engine's.
+        num_speculative_tokens: Draft tokens of every step.
+    """
 
     def __init__(self, contract: Contract, num_speculative_tokens: int) -> None:
         super().__init__(contract, DRAFTER, num_speculative_tokens)
@@ -126,4 +131,5 @@ class _Counter(FixedController):
         return super().decide(record, observation)
 
     def acceptance(self) -> Acceptance:
+        """What was counted so far."""
         return Acceptance(self._num_drafts, tuple(int(count) for count in self._accepted))
