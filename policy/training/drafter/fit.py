@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from ..atomic import replace_atomically
 from .cores import one_thread_a_core
 from .head import DraftHead
 from .objective import Teacher, accepted_shares, unrolled_loss
+from .schedule import in_batches, learning_rate_share, positions_at, shuffled
 from .target_states import StatesFolder
 from .unroll import TargetStates
 
@@ -92,7 +92,7 @@ def fit_head(
             f"{config.num_validation_samples}; lower fit.num_validation_samples."
         )
     validation = [states[number] for number in range(config.num_validation_samples)]
-    steps = _plan(config, states)
+    steps = _steps(config, states)
     optimisers = _optimisers(config, head)
     done, shares = 0, [0.0] * config.num_positions
     if checkpoint.exists():
@@ -139,7 +139,13 @@ def _gradients(
         share.backward()  # torch locks each sum of gradients
         return share.item()
 
-    return sum(threads.map(share_of_loss, _few_rows(samples)))
+    return sum(threads.map(share_of_loss, _few_at_once(samples)))
+
+
+def _few_at_once(samples: Sequence[TargetStates]) -> list[list[TargetStates]]:
+    num_starts = [sample.num_starts for sample in samples]
+    groups = in_batches(range(len(samples)), num_starts, _ROWS_AT_ONCE)
+    return [[samples[number] for number in group] for group in groups]
 
 
 def _update(optimisers: Sequence[torch.optim.Optimizer], share_of_rate: float) -> None:
@@ -151,56 +157,15 @@ def _update(optimisers: Sequence[torch.optim.Optimizer], share_of_rate: float) -
         optimiser.zero_grad()
 
 
-def positions_at(progress: float, num_positions: int) -> int:
-    """Draft positions trained at once: one at first, all of them from the middle on.
-
-    Example:
-        >>> [positions_at(progress, 4) for progress in (0, 0.17, 0.34, 0.5, 0.99)]
-        [1, 2, 3, 4, 4]
-    """
-    return min(num_positions, 1 + int(2 * progress * (num_positions - 1)))
-
-
-def learning_rate_share(progress: float, warmup_share: float) -> float:
-    """Share of the peak learning rate: a rise from 0, then a linear fall to 0.
-
-    Example:
-        >>> [learning_rate_share(progress, 0.2) for progress in (0.1, 0.2, 0.6)]
-        [0.5, 1.0, 0.5]
-    """
-    if progress < warmup_share:
-        return progress / warmup_share
-    return (1 - progress) / (1 - warmup_share)
-
-
-def _plan(config: FitConfig, states: StatesFolder) -> list[list[int]]:
-    """The samples of every step, the same in every run."""
-    draw = random.Random(config.seed)
-    lengths = states.num_starts()
-    steps: list[list[int]] = []
-    for _ in range(config.epochs):
-        order = list(range(config.num_validation_samples, len(states)))
-        draw.shuffle(order)
-        step: list[int] = []
-        for number in order:
-            step.append(number)
-            if sum(lengths[one] for one in step) >= config.rows_per_step:
-                steps.append(step)
-                step = []
-        if step:
-            steps.append(step)
-    return steps
-
-
-def _few_rows(samples: Sequence[TargetStates]) -> Iterator[list[TargetStates]]:
-    some: list[TargetStates] = []
-    for sample in samples:
-        some.append(sample)
-        if sum(one.num_starts for one in some) >= _ROWS_AT_ONCE:
-            yield some
-            some = []
-    if some:
-        yield some
+def _steps(config: FitConfig, states: StatesFolder) -> list[list[int]]:
+    """The samples of every optimiser step, the same in every run."""
+    num_starts = states.num_starts()
+    trained_on = range(config.num_validation_samples, len(states))
+    return [
+        step
+        for order in shuffled(trained_on, config.epochs, config.seed)
+        for step in in_batches(order, num_starts, config.rows_per_step)
+    ]
 
 
 def _optimisers(config: FitConfig, head: DraftHead) -> list[torch.optim.Optimizer]:
