@@ -72,8 +72,7 @@ def _claim_folders(config: DrafterConfig, out: Path) -> None:
     claim(out / "states", {"aux_layers": config.aux_layers})
     claim(out / "fit", {**asdict(config.fit), "draft_vocab_size": config.draft_vocab_size})
     if config.acceptance is not None:
-        measured = {**asdict(config.acceptance), "compare_with": config.compare_with}
-        claim(out / "acceptance", measured)
+        claim(out / "acceptance", asdict(config.acceptance))
 
 
 def _fit_and_export(config: DrafterConfig, samples: list[Sample], out: Path, head: Path) -> None:
@@ -110,7 +109,7 @@ def _measure(config: DrafterConfig, out: Path, head: Path) -> dict[str, dict[str
         heads["compared"] = Path(config.compare_with)
     measured = {}
     for name, folder in heads.items():
-        path = out / "acceptance" / f"{name}.json"
+        path = out / "acceptance" / f"{_sha256(folder)}.json"
         if not path.exists():
             by_kind = in_own_process(
                 measure_acceptance, folder, config.acceptance, config.model, config.workload
@@ -141,7 +140,7 @@ def _write_provenance(
             "config": json.loads(json.dumps(resolved).replace(local, "")),
             "hardware": describe_hardware(),
             "transformers": metadata.version("transformers"),
-            "sha256": hashlib.sha256((head / WEIGHTS_FILE).read_bytes()).hexdigest(),
+            "sha256": _sha256(head),
             "validation": json.loads((out / "fit" / "validation.json").read_text(encoding="utf-8")),
             "acceptance": {
                 name: {
@@ -152,6 +151,10 @@ def _write_provenance(
             },
         },
     )
+
+
+def _sha256(head: Path) -> str:
+    return hashlib.sha256((head / WEIGHTS_FILE).read_bytes()).hexdigest()
 
 
 def _write_json(path: Path, value: Any) -> None:
