@@ -25,8 +25,8 @@ OPTIONS = sorted(
     f"{path.parent.relative_to(CONF)}={path.stem}"
     for path in CONF.glob("*/**/*.yaml")
     # Groups of other scripts, tested in test_collection.py, test_scenario.py, test_tuning.py and
-    # test_study.py.
-    if path.parent.name not in ("launcher", "scenario", "contenders", "traces")
+    # test_study.py, test_drafter_config.py.
+    if path.parent.name not in ("launcher", "scenario", "contenders", "traces", "drafter_training")
 )
 OmegaConf.register_new_resolver("repository", lambda: str(ROOT), replace=True)
 

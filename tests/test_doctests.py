@@ -6,7 +6,10 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("name", ["policy.contract", "policy.step", "policy.observation"])
+@pytest.mark.parametrize(
+    "name",
+    ["policy.contract", "policy.step", "policy.observation", "policy.training.drafter.schedule"],
+)
 def test_examples_in_the_docstrings_hold(name):
     results = doctest.testmod(importlib.import_module(name))
     assert results.attempted > 0
