@@ -14,7 +14,10 @@ TRAINING_ONLY = (
     *("matplotlib", "rich", "policy.training", "envs"),
 )
 ENGINE_FILES = {
+    "policy/serving/counts.py",
     "policy/serving/hook.py",
+    "policy/serving/metrics.py",
+    "policy/serving/fit.py",
     "policy/serving/plugin.py",
     "policy/serving/proposer.py",
 }

@@ -10,45 +10,16 @@ import sys
 import textwrap
 import time
 import urllib.request
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from envs.live import engine_config
-from policy.artifact import save_policy
 from policy.contract import Contract
 from policy.errors import EngineError
-from policy.module import PolicyModule
-from policy.serving import plugin
+from policy.serving import fit, plugin
 
 from . import live
-
-CONTRACT = Contract(("none", "ngram", "eagle3"), (0, 8, 4))
-
-
-def export(path: Path, contract: Contract = CONTRACT, action: tuple[int, int] | None = None) -> str:
-    """Save an untrained policy, or one that always takes `action`."""
-    import torch
-
-    torch.manual_seed(0)
-    low, high = torch.from_numpy(contract.low), torch.from_numpy(contract.high)
-    table = torch.from_numpy(contract.action_table)
-    module = PolicyModule(low, high, [16], table)
-    if action is not None:
-        with torch.no_grad():
-            module.action.weight.zero_()
-            module.action.bias.zero_()
-            module.action.bias[contract.action_table.tolist().index(list(action))] = 1
-
-    def reference(rows):
-        with torch.inference_mode():
-            return module(torch.from_numpy(rows)).numpy()
-
-    observations = np.stack([contract.low, contract.high])
-    return save_policy(
-        module, contract, path, reference=reference, observations=observations, provenance={}
-    )
+from .exported import export
 
 
 def engine_settings(**policy):
@@ -246,16 +217,16 @@ def test_a_policy_that_does_not_fit_stops_the_start_with_a_sentence(tmp_path):
 
 
 def test_an_engine_that_does_not_fit_is_refused_with_the_mend(monkeypatch):
-    plugin.check_engine(vllm_config())
+    fit.check_engine(vllm_config())
     asynchronous = vllm_config()
     asynchronous.scheduler_config.async_scheduling = True
     with pytest.raises(EngineError, match="--no-async-scheduling"):
-        plugin.check_engine(asynchronous)
+        fit.check_engine(asynchronous)
     with pytest.raises(EngineError, match="--speculative-config"):
-        plugin.check_engine(vllm_config(speculative_config=None))
-    monkeypatch.setattr(plugin, "version", lambda name: "0.33.1")
+        fit.check_engine(vllm_config(speculative_config=None))
+    monkeypatch.setattr(fit, "version", lambda name: "0.33.1")
     with pytest.raises(EngineError, match=r"vLLM 0\.32\.0, and this is 0\.33\.1"):
-        plugin.check_engine(vllm_config())
+        fit.check_engine(vllm_config())
 
 
 def test_registering_twice_wraps_once():
