@@ -14,6 +14,7 @@ TRAINING_ONLY = (
     *("matplotlib", "rich", "policy.training", "envs"),
 )
 ENGINE_FILES = {
+    "policy/serving/check.py",
     "policy/serving/counts.py",
     "policy/serving/hook.py",
     "policy/serving/metrics.py",

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
-import time
-import urllib.request
 
 import pytest
 
@@ -20,6 +17,7 @@ from policy.serving import fit, plugin
 
 from . import live
 from .exported import export
+from .server import serving
 
 
 def engine_settings(**policy):
@@ -109,78 +107,15 @@ def test_a_policy_serves_in_llm_with_the_engine_in_its_own_process(tmp_path, pla
 
 
 def test_the_server_takes_the_policy_from_the_environment(tmp_path):
-    export(tmp_path / "policy.pt", action=(1, 8))
-    settings = engine_settings(path="unused")
-    port = 18000 + os.getpid() % 1000
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", settings["model"], "--served-model-name", "target", "--port", str(port)),
-        *("--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--no-async-scheduling"),
-        *("--max-model-len", "640", "--max-num-seqs", "8"),
-        *("--kv-cache-memory-bytes", str(1 << 30)),
-        *("--speculative-config", json.dumps(settings["speculative_config"])),
-    ]
-    environment = {
-        **os.environ,
-        "DRAFTGYM_POLICY": str(tmp_path / "policy.pt"),
-        "VLLM_LOGGING_LEVEL": "INFO",
-    }
-    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
-    log = tmp_path / "server.log"
-    with log.open("w") as file:
-        server = subprocess.Popen(
-            command,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # so that its engine ends with it, whatever happens
-        )
-        try:
-            _wait_until_ready(server, port, log)
-            body = {"model": "target", "prompt": "1 2 3 4 1 2 3 4 1 2 3", "max_tokens": 32}
-            answer = _post(port, "/v1/completions", {**body, "temperature": 0})
-            metrics = _get(port, "/metrics").splitlines()
-        finally:
-            _end(server)
+    sha256 = export(tmp_path / "policy.pt", action=(1, 8))
+    policy = str(tmp_path / "policy.pt")
+    with serving(tmp_path / "server.log", DRAFTGYM_POLICY=policy) as server:
+        body = {"model": "target", "prompt": "1 2 3 4 1 2 3 4 1 2 3", "max_tokens": 32}
+        answer = server.post("/v1/completions", {**body, "temperature": 0})
+        assert server.metric("vllm:spec_decode_num_draft_tokens_total") > 0
+        log = server.log.read_text()
     assert answer["usage"]["completion_tokens"] > 0
-    counter = "vllm:spec_decode_num_draft_tokens_total"
-    assert next(float(line.split()[-1]) for line in metrics if line.startswith(counter)) > 0
-    assert "draftgym is in use: policy" in log.read_text()
-
-
-def _end(server):
-    server.terminate()
-    try:
-        server.wait(timeout=60)
-    except subprocess.TimeoutExpired:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-
-
-def _wait_until_ready(server, port, log):
-    for _ in range(420):
-        assert server.poll() is None, log.read_text()[-3000:]
-        try:
-            _get(port, "/health")
-            return
-        except OSError:
-            time.sleep(1)
-    raise AssertionError(log.read_text()[-3000:])
-
-
-def _get(port, path):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
-        return response.read().decode()
-
-
-def _post(port, path, body):
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=120) as response:
-        return json.loads(response.read())
+    assert f"draftgym is in use: policy {policy} (sha256 {sha256})" in log
 
 
 def test_a_policy_that_does_not_fit_stops_the_start_with_a_sentence(tmp_path):
