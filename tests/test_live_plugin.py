@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import pytest
 
+from envs.api_server import serving
 from envs.live import engine_config
 from policy.contract import Contract
 from policy.errors import EngineError
@@ -17,7 +19,6 @@ from policy.serving import fit, plugin
 
 from . import live
 from .exported import export
-from .server import serving
 
 
 def engine_settings(**policy):
@@ -109,7 +110,8 @@ def test_a_policy_serves_in_llm_with_the_engine_in_its_own_process(tmp_path, pla
 def test_the_server_takes_the_policy_from_the_environment(tmp_path):
     sha256 = export(tmp_path / "policy.pt", action=(1, 8))
     policy = str(tmp_path / "policy.pt")
-    with serving(tmp_path / "server.log", DRAFTGYM_POLICY=policy) as server:
+    config = replace(engine_config(live.MODEL, live.DRAFTERS), drafting_policy=None)
+    with serving(config, tmp_path / "server.log", DRAFTGYM_POLICY=policy) as server:
         body = {"model": "target", "prompt": "1 2 3 4 1 2 3 4 1 2 3", "max_tokens": 32}
         answer = server.post("/v1/completions", {**body, "temperature": 0})
         assert server.metric("vllm:spec_decode_num_draft_tokens_total") > 0

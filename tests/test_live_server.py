@@ -11,12 +11,16 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 
 import openai
 import pytest
 
+from envs.api_server import serving
+from envs.live import engine_config
+
+from . import live
 from .exported import CONTRACT, export
-from .server import serving
 
 POLICIES = {"none": (0, 0), "eagle3": (2, 3), "ngram": (1, 8)}
 DRAFTING = ("eagle3", "ngram")
@@ -86,12 +90,10 @@ def served(tmp_path_factory):
     path = folder / "policy.pt"
     export(path, action=POLICIES["none"])
     section = {"path": str(path), "reload": True, "decision_budget_ms": 0}
-    arguments = (
-        *("--additional-config", json.dumps({"drafting_policy": section})),
-        *("--max-num-batched-tokens", "256", "--enable-auto-tool-choice"),
-        *("--tool-call-parser", "hermes"),
-    )
-    with serving(folder / "server.log", *arguments) as server:
+    model = replace(live.MODEL, max_num_batched_tokens=256)
+    config = engine_config(model, live.DRAFTERS, section)
+    flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    with serving(config, folder / "server.log", flags) as server:
         yield server, path
 
 

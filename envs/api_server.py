@@ -1,4 +1,4 @@
-"""vLLM's OpenAI server on loopback, started for a test and ended with it."""
+"""vLLM's OpenAI server on loopback, started for a while and ended for sure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs.live import engine_config
+from policy.errors import EngineError
 
-from . import live
+from .engine import EngineConfig
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,11 @@ class Server:
             return response.read().decode()
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The decoded body of an answer."""
+        """The decoded body of an answer.
+
+        Raises:
+            EngineError: If the server refuses or fails, with what it says.
+        """
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
             json.dumps(body).encode(),
@@ -52,7 +56,7 @@ class Server:
             with urllib.request.urlopen(request, timeout=300) as response:
                 return json.loads(response.read())
         except urllib.error.HTTPError as error:
-            raise AssertionError(f"{body} was refused: {error.read().decode()}") from None
+            raise EngineError(f"{body} was refused: {error.read().decode()}") from None
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a metric's samples with these labels; 0 without any."""
@@ -63,15 +67,22 @@ class Server:
             if line.split("{")[0] == name and all(label in line for label in wanted)
         )
 
-    def wait_until_ready(self) -> None:
-        """Return when it answers; fail with its log when it ends."""
-        for _ in range(420):
-            assert self.process.poll() is None, self.log.read_text()[-3000:]
+    def wait_until_ready(self, seconds: int = 600) -> None:
+        """Return when it answers.
+
+        Raises:
+            EngineError: With the end of its log, if it ends or does not answer in time.
+        """
+        until_s = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < until_s:
             with contextlib.suppress(OSError):
                 self.get("/health")
                 return
             time.sleep(1)
-        raise AssertionError(self.log.read_text()[-3000:])
+        raise EngineError(f"The server does not answer; see its log: {self._end_of_log()}")
+
+    def _end_of_log(self) -> str:
+        return self.log.read_text()[-3000:]
 
     def end(self) -> None:
         """End it and its engine."""
@@ -84,24 +95,23 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(log: Path, *arguments: str, **environment: str) -> Iterator[Server]:
-    """A server of the tests' model and drafters, by the name `target`.
+def serving(
+    config: EngineConfig, log: Path, flags: Sequence[str] = (), **environment: str
+) -> Iterator[Server]:
+    """A server of a model by the name `target`, in processes of its own.
 
     Args:
+        config: How the engine is started, its drafting policy included.
         log: File for its output.
-        arguments: Further flags.
+        flags: Further flags of `vllm serve`.
         environment: Further variables.
     """
-    settings = engine_config(live.MODEL, live.DRAFTERS).engine_args()
     port = _free_port()
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", settings["model"], "--served-model-name", "target", "--port", str(port)),
-        *("--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--no-async-scheduling"),
-        *("--max-model-len", "640", "--max-num-seqs", "8", "--block-size", "32"),
-        *("--kv-cache-memory-bytes", str(1 << 30)),
-        *("--speculative-config", json.dumps(settings["speculative_config"])),
-        *arguments,
+        *("--served-model-name", "target", "--host", "127.0.0.1", "--port", str(port)),
+        *_flags_of(config),
+        *flags,
     ]
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "INFO", **environment}
     environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
@@ -119,6 +129,20 @@ def serving(log: Path, *arguments: str, **environment: str) -> Iterator[Server]:
             yield server
         finally:
             server.end()
+
+
+def _flags_of(config: EngineConfig) -> list[str]:
+    """The flags of `vllm serve` for what `config.engine_args` says."""
+    flags = []
+    for name, value in config.engine_args().items():
+        flag = name.replace("_", "-")
+        if value is None or name == "disable_log_stats":  # the metrics are wanted
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return flags
 
 
 def _free_port() -> int:
