@@ -93,7 +93,7 @@ class SoakResult:
 
     def to_json(self) -> str:
         """For a file."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return json.dumps({**vars(self), "config": asdict(self.config)}, indent=1) + "\n"
 
 
 def soak(policy: Path, config: SoakConfig, folder: Path) -> SoakResult:

@@ -161,6 +161,28 @@ def test_a_reloaded_policy_takes_the_place_of_the_old_one(hook, tmp_path):
     }
 
 
+def test_counting_that_fails_costs_counts_and_nothing_else(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+
+    class Broken:
+        def take(self):
+            raise KeyError("counts")
+
+    drafts = [DraftTokenIds(["a"], [[1]]) for _ in range(3)]
+    runner = Runner(*drafts)
+    report_from_worker(runner, Broken())
+    assert [runner.take_draft_token_ids() for _ in range(3)] == drafts
+    model = SimpleNamespace(model_config=SimpleNamespace(served_model_name="target"))
+    logger = PolicyStatLogger(model, [3])
+    for _ in range(3):
+        logger.record(stats_of({"of_another_version|a|b": 1}), None, engine_idx=3)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        "Counting decisions failed; requests are not affected.",
+        "Recording metrics failed; requests are not affected.",
+    ]
+
+
 def sample(name, **labels):
     labels = {"model_name": "target", "engine": "3", **labels}
     return prometheus_client.REGISTRY.get_sample_value(f"draftgym_{name}", labels)

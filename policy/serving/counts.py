@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .deployment import Deployment
+from .quiet import Quiet
 
 COUNTS_ATTRIBUTE = "draftgym_counts"
 """Attribute that carries counts on vLLM's DraftTokenIds."""
@@ -32,7 +33,7 @@ class Reporter:
     Args:
         hook: The hook.
         deployment: Its controller.
-        decider: The sha256 of the policy, or the name of the rule.
+        rule: The name of the rule; empty for a policy.
     """
 
     def __init__(self, hook: Any, deployment: Deployment, rule: str) -> None:
@@ -87,13 +88,15 @@ def report_from_worker(runner: Any, reporter: Reporter) -> None:
     from vllm.v1.outputs import DraftTokenIds
 
     take: Callable[[], DraftTokenIds | None] = runner.take_draft_token_ids
+    quiet = Quiet("Counting decisions")
 
     @functools.wraps(take)
     def take_with_counts() -> DraftTokenIds | None:
         drafts = take()
-        if counts := reporter.take():
-            drafts = drafts or DraftTokenIds([], [])
-            setattr(drafts, COUNTS_ATTRIBUTE, counts)
+        with quiet:
+            if counts := reporter.take():
+                drafts = drafts or DraftTokenIds([], [])
+                setattr(drafts, COUNTS_ATTRIBUTE, counts)
         return drafts
 
     runner.take_draft_token_ids = take_with_counts

@@ -13,6 +13,7 @@ from prometheus_client import Gauge
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
 from .counts import Counts, take_from_stats
+from .quiet import Quiet
 
 logger = logging.getLogger("vllm.draftgym")
 
@@ -72,6 +73,7 @@ class PolicyStatLogger(AggregateStatLoggerBase):
         self._since_log: Counts = Counter()
         self._decider = ""
         self._logged_s = time.monotonic()
+        self._quiet = Quiet("Recording metrics")
 
     def record(
         self,
@@ -81,8 +83,11 @@ class PolicyStatLogger(AggregateStatLoggerBase):
         engine_idx: int = 0,
     ) -> None:
         """Add what one engine step brought."""
-        if scheduler_stats is None:
-            return
+        with self._quiet:
+            if scheduler_stats is not None:
+                self._record(scheduler_stats, engine_idx)
+
+    def _record(self, scheduler_stats: Any, engine_idx: int) -> None:
         counts = take_from_stats(scheduler_stats)
         for (name, *labels), count in counts.items():
             values = (self._model_name, str(engine_idx), *labels)
