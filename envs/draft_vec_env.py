@@ -121,7 +121,7 @@ class DraftVecEnv(VecEnv):
         self._final = np.zeros((num_envs, len(contract.fields)), np.float32)
         self._states = np.zeros(num_envs, np.uint64)
         self._masters = np.zeros(num_envs, np.uint64)
-        self._actions = np.zeros((num_envs, 2), np.int64)
+        self._actions = np.zeros((num_envs, len(contract.action_nvec)), np.int64)
         self._began_s = time.time()
         self._num_threads = max(1, min(num_envs, num_threads or os.cpu_count() or 1))
         self._threads = ThreadPoolExecutor(self._num_threads)
@@ -156,7 +156,7 @@ class DraftVecEnv(VecEnv):
         return self._engines.observation[:, 0].copy()
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Take the actions, int `[num_envs, 2]`."""
+        """Take the actions, int `[num_envs, len(action_nvec)]`."""
         if ((actions < 0) | (actions >= self.contract.action_nvec)).any():
             raise gymnasium.error.InvalidAction(
                 f"An action is not in {self.action_space}; take its pairs only."

@@ -66,11 +66,13 @@ class DraftersConfig:
     Attributes:
         max_lengths: Longest draft per drafter, `none` left out: `{"ngram": 8, "eagle3": 4}`.
         model: Folder or id of the model drafter's weights; null without a model drafter.
+        cutoffs: Survival probabilities that actions choose from; empty: drafts are not cut.
         settings: How the drafters work.
     """
 
     max_lengths: Mapping[str, int] = field(default_factory=lambda: {"ngram": 8, "eagle3": 4})
     model: str | None = str(DEFAULT_HEAD)
+    cutoffs: tuple[float, ...] = ()
     settings: DrafterSettings = field(default_factory=DrafterSettings)
 
     def __post_init__(self) -> None:
@@ -84,7 +86,8 @@ class DraftersConfig:
 
     def contract(self) -> Contract:
         """The drafters as a contract of batch granularity."""
-        return Contract((NONE, *self.max_lengths), (0, *self.max_lengths.values()))
+        names, lengths = (NONE, *self.max_lengths), (0, *self.max_lengths.values())
+        return Contract(names, lengths, cutoffs=self.cutoffs)
 
     @property
     def model_drafter(self) -> str | None:
@@ -128,7 +131,11 @@ def engine_config(
         check_settings(drafters.contract(), drafters.settings)
     policy = drafting_policy or {"external": True}
     if drafters is not None and "path" not in policy:
-        policy = {**policy, "drafters": dict(drafters.max_lengths)}
+        policy = {
+            **policy,
+            "drafters": dict(drafters.max_lengths),
+            "cutoffs": list(drafters.cutoffs),
+        }
     if drafters is not None:
         policy = {**policy, "settings": vars(drafters.settings)}
     return EngineConfig(

@@ -111,7 +111,7 @@ class Replayed:
                 workload.first_wave_min_fraction,
             ),
             read_cost_model(Path(trace.cost_model)),
-            traces.contract(drafters.max_lengths),
+            traces.contract(drafters.max_lengths, cutoffs=drafters.cutoffs),
             TraceEngineConfig(
                 max_num_seqs=model.max_num_seqs,
                 max_model_len=model.max_model_len,

@@ -43,7 +43,7 @@ class Seats(NamedTuple):
             `[engines, slots]`; -1 for none.
         is_taken: bool `[seats]`.
         num_emitted: Output tokens of each seat's request at its last decision, int64 `[seats]`.
-        action: Drafter index and draft length of each seat, int64 `[seats, 2]`.
+        action: The contract's, of each seat, int64 `[seats, len(action_nvec)]`.
         reward: float32 `[seats]`.
         done: Whether its request ended, bool `[seats]`.
         observation: float32 `[seats, fields]`; the fields' lower bounds while nobody decides.
@@ -63,7 +63,7 @@ class Seats(NamedTuple):
     charged_s: np.ndarray
 
     @classmethod
-    def empty(cls, loads: Sequence[int], engines: Engines, num_fields: int) -> Seats:
+    def empty(cls, loads: Sequence[int], engines: Engines, contract: Contract) -> Seats:
         """Engines whose requests have yet to come."""
         first = np.cumsum([0, *loads])
         num_seats = int(first[-1])
@@ -72,10 +72,10 @@ class Seats(NamedTuple):
             of_slot=np.full(engines.slot_is_used.shape, _FREE, np.int32),
             is_taken=np.zeros(num_seats, np.bool_),
             num_emitted=np.zeros(num_seats, np.int64),
-            action=np.zeros((num_seats, 2), np.int64),
+            action=np.zeros((num_seats, len(contract.action_nvec)), np.int64),
             reward=np.zeros(num_seats, np.float32),
             done=np.zeros(num_seats, np.bool_),
-            observation=np.zeros((num_seats, num_fields), np.float32),
+            observation=np.zeros((num_seats, len(contract.fields)), np.float32),
             num_tokens=np.zeros(len(loads), np.int64),
             charged_s=np.zeros(len(loads)),
         )
@@ -135,7 +135,7 @@ class RequestVecEnv(VecEnv):
         self._replay = make_replay(workload.traces, cost_model, contract, config)
         self._engines = make_engines(contract, config, len(self.loads))
         self._reading = Reading.empty(self._engines)
-        self._seats = Seats.empty(self.loads.tolist(), self._engines, len(contract.fields))
+        self._seats = Seats.empty(self.loads.tolist(), self._engines, contract)
         self._reference_s = np.array(
             [self.references[load].step_time_s for load in self.loads.tolist()]
         )
@@ -164,7 +164,7 @@ class RequestVecEnv(VecEnv):
         return self._seats.observation.copy()
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Take the actions, int `[num_envs, 2]`."""
+        """Take the actions, int `[num_envs, len(action_nvec)]`."""
         if ((actions < 0) | (actions >= self.contract.action_nvec)).any():
             raise gymnasium.error.InvalidAction(
                 f"An action is not in {self.action_space}; take its pairs only."
@@ -298,7 +298,7 @@ def _step_some(
     for e in range(first, last):
         load = seats.first[e + 1] - seats.first[e]
         num_rows = engines.counters[e].num_rows
-        actions = np.zeros((num_rows, 2), np.int64)
+        actions = np.zeros((num_rows, seats.action.shape[1]), np.int64)
         seat_of_row = np.zeros(num_rows, np.int64)
         for row in range(num_rows):
             seat_of_row[row] = seats.of_slot[e, engines.row_slot[e, row]]

@@ -58,7 +58,7 @@ def note_reading(
         replay: Traces and settings.
         engines: Before the drafts.
         e: The engine.
-        actions: Drafter index and draft length, int64 `[rows, 2]`.
+        actions: Drafter index, draft length and what else there is, int64 `[rows, …]`.
         reading: Filled in for this engine.
     """
     for row in range(engines.counters[e].num_rows):

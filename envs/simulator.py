@@ -63,7 +63,7 @@ def admit(replay: Replay, engines: Engines, e: int, trace: int, max_tokens: int)
     request.max_tokens = max_tokens
     request.num_todo = replay.recorded[trace].num_uncached
     request.num_emitted = request.num_pending = request.num_final = 0
-    request.draft_drafter = request.draft_length = request.history_slot = 0
+    request.draft_drafter = request.draft_length = request.num_made = request.history_slot = 0
     request.is_scheduled = request.has_row = request.has_ended = False
     request.is_fresh = replay.model > 0
     for drafter in range(engines.pledges.shape[2]):
@@ -96,16 +96,18 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
         replay: Traces and settings.
         engines: Changed in place.
         e: The engine.
-        actions: Drafter index and draft length, int64 `[1, 2]` or `[rows, 2]`.
+        actions: Drafter index, draft length and, maybe, the cutoff's number, int64
+            `[1, 2 or 3]` or `[rows, 2 or 3]`.
     """
     counters, requests = engines.counters[e], engines.requests[e]
     recorded, offers, is_model = replay.recorded, replay.offers, replay.is_model
     row = longest = num_model_rows = num_pending = num_groups = room = 0
+    has_cutoffs = actions.shape[1] > 2
     for i in range(counters.num_reqs):
         request = requests[i]
         if not request.has_row:
             continue  # one that found no room in the last step keeps its draft
-        request.draft_length = request.draft_drafter = 0
+        request.draft_length = request.draft_drafter = request.num_made = 0
         at = row if len(actions) > 1 else 0
         drafter, length = resolved(replay, engines, e, row, actions[at, 0], actions[at, 1])
         row += 1
@@ -127,12 +129,29 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
         if request.num_emitted < source.num_outputs:
             offered = offers[source.first + request.num_emitted, drafter].length
             request.draft_length = min(length, offered)
+            if is_model[drafter]:
+                request.num_made = request.draft_length
+            if has_cutoffs and replay.teller[drafter] >= 0:
+                request.draft_length = _num_confident(
+                    replay, request, drafter, replay.cutoffs[actions[at, 2]]
+                )
             request.draft_drafter = drafter if request.draft_length > 0 else 0
     if num_model_rows > 0:
         counters.steps_since_draft = 0
         counters.draft_passes += num_groups * longest
         counters.draft_pass_tokens += num_pending + (longest - 1) * num_model_rows
     _read_overdue(replay, engines, e)
+
+
+@_compiled
+def _num_confident(replay: Replay, request: Any, drafter: int, cutoff: float) -> int:
+    """Leading tokens of a request's draft whose survival exceeds a cutoff."""
+    at = replay.recorded[request.trace].first + request.num_emitted
+    survival = replay.survival[replay.teller[drafter], at]
+    for position in range(request.draft_length):
+        if survival[position] <= cutoff:  # what is not known is NaN
+            return position
+    return request.draft_length
 
 
 @_compiled
@@ -201,7 +220,7 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
     recorded, offers, is_model = replay.recorded, replay.offers, replay.is_model
     rows, told, row_entry = engines.table.rows[e], engines.table.told[e], engines.row_entry[e]
     survival, row_survival = replay.survival, engines.table.survival[e]
-    teller, offer_survival = replay.teller, engines.table.offer_survival[e]
+    teller, model, offer_survival = replay.teller, replay.model, engines.table.offer_survival[e]
     pledges, row_slot = engines.pledges[e], engines.row_slot[e]
     counters.steps_since_draft += 1
     counters.num_rows = counters.num_scheduled_tokens = 0
@@ -250,10 +269,9 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
         row = counters.num_rows
         counters.num_rows += 1
         row_entry[row], row_slot[row] = i, request.history_slot
-        is_model_draft = request.draft_length > 0 and is_model[request.draft_drafter] > 0
-        num_known = request.draft_length if is_model_draft else 0
+        num_known = request.num_made
         for position in range(num_known):
-            row_survival[row, position] = survival[teller[request.draft_drafter], at, position]
+            row_survival[row, position] = survival[teller[model], at, position]
         if num_known < row_survival.shape[1]:
             row_survival[row, num_known] = np.nan  # nobody reads beyond
         _emit(request, source, counters, rows[row], accepted)

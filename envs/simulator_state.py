@@ -89,6 +89,7 @@ REQUEST = np.dtype(
         ("num_final", np.int32),  # positions that the last step made final
         ("draft_drafter", np.int32),  # whose draft is verified next
         ("draft_length", np.int32),
+        ("num_made", np.int32),  # tokens that the model drafter drafted for it, cut ones included
         ("history_slot", np.int32),  # for request granularity
         ("is_scheduled", np.bool_),  # the last step computed something of it
         ("has_row", np.bool_),  # ... and gave it a token: it awaits a decision
@@ -136,6 +137,7 @@ class Replay(NamedTuple):
         seconds: Cost by running requests and feature, float64 `[loads, FEATURES]`.
         combinations: Of the contract.
         max_lengths: Of the contract, int32 `[drafters]`.
+        cutoffs: Survival that tokens must exceed by the cutoff's number, float32 `[1 + cutoffs]`.
         is_model: Whether a drafter runs a model, uint8 `[1 + proposers]`.
         model: Index of the model drafter; 0 without one.
         per_request: Whether an observation row is a request.
@@ -152,6 +154,7 @@ class Replay(NamedTuple):
     seconds: np.ndarray
     combinations: Combinations
     max_lengths: np.ndarray
+    cutoffs: np.ndarray
     is_model: np.ndarray
     model: int
     per_request: bool
@@ -258,6 +261,7 @@ def make_replay(
         seconds=cost_model.weights_at(np.arange(config.max_num_seqs + 1)),
         combinations=Combinations.of(contract, config.combination_min_match),
         max_lengths=np.array(contract.max_lengths, np.int32),
+        cutoffs=np.array((0.0, *contract.cutoffs), np.float32),
         is_model=is_model,
         model=int(is_model.argmax()),
         per_request=contract.granularity == "request",

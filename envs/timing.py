@@ -65,7 +65,8 @@ class TimingConfig:
         actions = {(0, 0)}
         for index, drafter in enumerate(contract.proposers, start=1):
             lengths = self.model_lengths if drafter in MODEL_DRAFTERS else self.token_lengths
-            actions |= {contract.canonical_action((index, length)) for length in lengths}
+            longest = contract.max_lengths[index]
+            actions |= {(index, min(length, longest)) for length in lengths}
         return sorted(actions)
 
 

@@ -82,7 +82,7 @@ class TraceEngine:
         """Draft as decided, verify, and go on to the next decision.
 
         Args:
-            actions: Integers `[1, 2]` or `[rows, 2]`: drafter index and draft length.
+            actions: As the contract's, integers `[1, …]` or `[rows, …]`.
         """
         begin_interval(self._engines, _THE_ENGINE)
         self._draft(actions)
@@ -248,12 +248,11 @@ class TraceEngine:
 
         told = table.told[_THE_ENGINE, :, :, :num_rows].copy()
         survival = table.survival[_THE_ENGINE, :num_rows].copy()
-        is_known = self._replay.is_model[rows["drafter"]] > 0
-        num_known = np.where(is_known, rows["num_draft_tokens"], 0)
-        survival[self._positions >= num_known[:, None]] = np.nan
+        entries = engines.row_entry[_THE_ENGINE, :num_rows]
+        num_made = engines.requests[_THE_ENGINE]["num_made"][entries]
+        survival[self._positions >= num_made[:, None]] = np.nan
         offers: dict[str, TokenOffer] = {}
         states: dict[str, ModelState] = {}
-        entries = engines.row_entry[_THE_ENGINE, :num_rows]
         for index, drafter in enumerate(self._contract.proposers):
             if drafter in TOKEN_DRAFTERS:
                 offers[drafter] = TokenOffer(*told[index])

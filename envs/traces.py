@@ -172,6 +172,7 @@ class Traces:
         self,
         max_lengths: Mapping[str, int] | None = None,
         granularity: Granularity = "batch",
+        cutoffs: tuple[float, ...] = (),
     ) -> Contract:
         """The contract over these drafters.
 
@@ -179,12 +180,13 @@ class Traces:
             max_lengths: Longest draft per drafter, combinations of recorded ones among them; None
                 takes everything that was recorded.
             granularity: Whether an observation row is the batch or a request.
+            cutoffs: Survival probabilities that actions choose from.
 
         Raises:
             TraceError: If a drafter, or a length, was not recorded.
         """
         wanted = dict(self.header.max_lengths if max_lengths is None else max_lengths)
-        contract = Contract((NONE, *wanted), (0, *wanted.values()), granularity)
+        contract = Contract((NONE, *wanted), (0, *wanted.values()), granularity, cutoffs)
         for drafter in contract.proposers:
             length = wanted[drafter]
             recorded = self.header.max_lengths.get(drafter, 0)

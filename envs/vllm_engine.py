@@ -121,7 +121,7 @@ class VllmEngine:
         """Draft as decided, verify, and go on to the next decision.
 
         Args:
-            actions: Integers `[1, 2]` or `[rows, 2]`: drafter index and draft length.
+            actions: As the contract's, integers `[1, …]` or `[rows, …]`.
         """
         progress = _Progress()
         self._draft(actions, progress)

@@ -41,7 +41,7 @@ class PolicyArtifact:
     """An exported policy, ready to decide.
 
     Attributes:
-        module: `forward(float32 [rows, fields]) -> int64 [rows, 2]`.
+        module: `forward(float32 [rows, fields]) -> int64 [rows, action]`.
         contract: What the policy observes and which actions it takes.
         sha256: Hash of the file, in hex.
         path: Where it was read from.

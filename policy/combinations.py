@@ -108,7 +108,7 @@ def resolve_rows(
         slots: History slot of the batch and, at request granularity, of each row behind it, int64
             `[1]` or `[1 + rows]`.
         table: The rows of the last step.
-        actions: Drafter index and draft length, int64 `[rows, 2]`.
+        actions: Drafter index, draft length and what else there is, int64 `[rows, …]`.
     """
     for row in range(len(actions)):
         slot = slots[1 + row if len(slots) > 1 else 0]

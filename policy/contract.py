@@ -1,8 +1,9 @@
 """The contract between engine, observation, policy and drafters: one file, no magic elsewhere.
 
 The observation is a float32 row of named, bounded fields; the action is a pair
-`(drafter, num_speculative_tokens)`. Everything that produces or consumes either reads its order,
-bounds and meaning here, and an exported policy carries the same description inside.
+`(drafter, num_speculative_tokens)`, or a triple with the number of a cutoff where the contract has
+some. Everything that produces or consumes either reads its order, bounds and meaning here, and an
+exported policy carries the same description inside.
 
 Example:
     >>> contract = Contract(drafters=("none", "ngram"), max_lengths=(0, 8))
@@ -16,10 +17,12 @@ Example:
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -226,6 +229,9 @@ class Contract:
         max_lengths: Largest number of draft tokens per drafter; 0 for `none`.
         granularity: `batch` for one row per engine step, `request` for one row per request: what
             is observed of the batch, the same in every row, and then of the request alone.
+        cutoffs: Survival probabilities, ascending, from which an action may choose the one that a
+            draft's tokens must exceed to be verified; number 0 admits all, 1 is the first. Only
+            drafts of drafters that tell survival are cut. Empty: actions are pairs.
 
     Raises:
         ContractError: If the drafters or lengths are not ones the engine hook can serve.
@@ -234,6 +240,7 @@ class Contract:
     drafters: tuple[str, ...]
     max_lengths: tuple[int, ...]
     granularity: Granularity = "batch"
+    cutoffs: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         known = (NONE, *TOKEN_DRAFTERS, *MODEL_DRAFTERS)
@@ -265,6 +272,15 @@ class Contract:
         if self.granularity not in ("batch", "request"):
             raise ContractError(
                 f"Unknown granularity '{self.granularity}'; choose 'batch' or 'request'."
+            )
+        if self.cutoffs and not (
+            all(isinstance(cutoff, float) and 0 < cutoff < 1 for cutoff in self.cutoffs)
+            and all(low < high for low, high in pairwise(self.cutoffs))
+            and any(drafter in SURVIVAL_DRAFTERS for drafter in self.drafters)
+        ):
+            raise ContractError(
+                f"The cutoffs {list(self.cutoffs)} are not probabilities in ascending order for a "
+                f"drafter that tells survival ({', '.join(SURVIVAL_DRAFTERS)}); mend or empty them."
             )
 
     def _check_combinations(self) -> None:
@@ -346,69 +362,100 @@ class Contract:
         return np.array([field.high for field in self.fields], np.float32)
 
     @property
-    def action_nvec(self) -> tuple[int, int]:
-        """Sizes of the MultiDiscrete action `(drafter, num_speculative_tokens)`."""
-        return len(self.drafters), 1 + self.max_num_speculative_tokens
+    def action_nvec(self) -> tuple[int, ...]:
+        """Sizes of the MultiDiscrete action: drafter, draft length and, with cutoffs, theirs."""
+        sizes = len(self.drafters), 1 + self.max_num_speculative_tokens
+        return (*sizes, 1 + len(self.cutoffs)) if self.cutoffs else sizes
 
     @cached_property
     def action_table(self) -> np.ndarray:
-        """All canonical actions, `(0, 0)` first, int64 `[actions, 2]`."""
-        pairs = [
-            (drafter, length)
-            for drafter, longest in enumerate(self.max_lengths)
-            for length in range(1, 1 + longest)
-        ]
-        return np.array([(0, 0), *pairs], np.int64)
+        """All canonical actions, none first, int64 `[actions, len(action_nvec)]`."""
+        choices = itertools.product(*map(range, self.action_nvec))
+        return np.array(sorted({self.canonical_action(choice) for choice in choices}), np.int64)
 
-    def canonical_action(self, action: Sequence[int]) -> tuple[int, int]:
-        """The one valid pair that `action` stands for: the length fits its drafter.
+    @cached_property
+    def _is_cut(self) -> np.ndarray:
+        """Whether a drafter's drafts may be cut, bool `[drafters]`; a combination's member may."""
+        return np.array(
+            [name in SURVIVAL_DRAFTERS or self.is_combination(name) for name in self.drafters]
+        )
 
-        Length 0 and the drafter `none` mean the same and become `(0, 0)`; a length above the
-        drafter's maximum becomes that maximum. No invalid pair can reach the engine.
+    @cached_property
+    def _cutoff_values(self) -> np.ndarray:
+        return np.array((0.0, *self.cutoffs), np.float32)
+
+    def cutoff_values(self, actions: np.ndarray) -> np.ndarray:
+        """Survival that tokens must exceed under each action, float32 `[rows]`.
 
         Args:
-            action: `(drafter index, number of draft tokens)`.
+            actions: Canonical, int64 `[rows, len(action_nvec)]`.
+        """
+        if not self.cutoffs:
+            return np.zeros(len(actions), np.float32)
+        values: np.ndarray = self._cutoff_values[actions[:, 2]]
+        return values
+
+    def canonical_action(self, action: Sequence[int]) -> tuple[int, ...]:
+        """The one valid action that `action` stands for: the length fits its drafter.
+
+        Length 0 and the drafter `none` mean the same and become zeros; a length above the
+        drafter's maximum becomes that maximum; a cutoff for a drafter that does not tell survival
+        becomes 0, and so does one that is left out. No invalid action can reach the engine.
+
+        Args:
+            action: `(drafter index, number of draft tokens)` and, with cutoffs, the cutoff's
+                number.
 
         Raises:
-            ContractError: If it is no pair of whole numbers, or the drafter's index or the length
-                is out of the action table.
+            ContractError: If these are no whole numbers, or one is out of the action table.
         """
         try:
-            drafter, length = (operator.index(number) for number in action)
-        except (TypeError, ValueError) as error:
+            numbers = [operator.index(number) for number in action]
+        except TypeError:
+            numbers = []
+        if len(numbers) not in (2, len(self.action_nvec)):
             raise ContractError(
-                f"{action!r} is no action; give two whole numbers, drafter index and draft length."
-            ) from error
-        if not 0 <= drafter < len(self.drafters) or length < 0:
-            raise ContractError(
-                f"Action ({drafter}, {length}) is outside the table; use a drafter index in "
-                f"0..{len(self.drafters) - 1} and a length >= 0."
+                f"{action!r} is no action; give two whole numbers, drafter index and draft length"
+                f"{', or three with a cutoff' if self.cutoffs else ''}."
             )
-        length = min(length, self.max_lengths[drafter])
-        return (drafter, length) if length else (0, 0)
+        canonical = self.canonical_actions(np.array([numbers], np.int64))[0]
+        return tuple(canonical.tolist())
 
     def canonical_actions(self, actions: np.ndarray) -> np.ndarray:
         """`canonical_action` of every row, without a Python loop: this is on the serving path.
 
         Args:
-            actions: Integers `[rows, 2]`.
+            actions: Integers `[rows, 2]`, or `[rows, 3]` with cutoffs.
 
         Returns:
-            int64 `[rows, 2]`.
+            int64 `[rows, len(action_nvec)]`.
 
         Raises:
             ContractError: If the shape or type is another, or a row is out of the action table.
         """
-        if actions.ndim != 2 or actions.shape[1] != 2 or actions.dtype.kind != "i":
+        width = len(self.action_nvec)
+        if actions.ndim != 2 or actions.shape[1] not in (2, width) or actions.dtype.kind != "i":
             raise ContractError(
-                f"Actions are {actions.dtype} {list(actions.shape)}; give integers [rows, 2]."
+                f"Actions are {actions.dtype} {list(actions.shape)}; give integers [rows, {width}]."
             )
-        drafters, lengths = actions.astype(np.int64).T
+        drafters, lengths, *cutoffs = actions.astype(np.int64).T
         outside = (drafters < 0) | (drafters >= len(self.drafters)) | (lengths < 0)
+        for numbers in cutoffs:
+            outside |= (numbers < 0) | (numbers > len(self.cutoffs))
         if outside.any():
-            self.canonical_action(actions[outside.argmax()].tolist())  # says what is wrong
+            wrong = ", ".join(map(str, actions[outside.argmax()].tolist()))
+            raise ContractError(
+                f"Action ({wrong}) is outside the table; use a drafter index in "
+                f"0..{len(self.drafters) - 1} and a length >= 0"
+                f"{f', and a cutoff in 0..{len(self.cutoffs)}' if self.cutoffs else ''}."
+            )
         lengths = np.minimum(lengths, np.take(self.max_lengths, drafters))
-        return np.stack((np.where(lengths > 0, drafters, 0), lengths), axis=1)
+        drafters = np.where(lengths > 0, drafters, 0)
+        columns = [drafters, lengths]
+        if self.cutoffs:
+            chosen = cutoffs[0] if cutoffs else np.zeros_like(lengths)
+            columns.append(np.where(self._is_cut[drafters], chosen, 0))
+        return np.stack(columns, axis=1)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready description, stored inside every exported policy."""
@@ -417,6 +464,7 @@ class Contract:
             "drafters": list(self.drafters),
             "max_lengths": list(self.max_lengths),
             "granularity": self.granularity,
+            "cutoffs": list(self.cutoffs),
             "fields": [asdict(field) for field in self.fields],
         }
 
@@ -444,12 +492,13 @@ class Contract:
             )
         try:
             drafters, lengths = tuple(stored["drafters"]), tuple(stored["max_lengths"])
+            cutoffs = tuple(stored.get("cutoffs", ()))
             theirs = [Field(**field) for field in stored["fields"]]
         except TypeError as error:
             raise ContractError(
                 f"The policy's contract is damaged ({error}); export the policy again."
             ) from error
-        contract = cls(drafters, lengths, stored["granularity"])
+        contract = cls(drafters, lengths, stored["granularity"], cutoffs)
         for index, (ours, their) in enumerate(zip(contract.fields, theirs, strict=False)):
             if ours != their:
                 raise ContractError(

@@ -33,7 +33,8 @@ class Controller(Protocol):
 
         Returns:
             Integers `[1, 2]` (one action for the batch) or `[record.num_rows, 2]`: drafter index
-            and number of draft tokens.
+            and number of draft tokens; or with a third column, the number of a cutoff, where the
+            contract has some.
         """
         ...
 
@@ -113,7 +114,7 @@ class SafeController:
         self,
         inner: Controller,
         contract: Contract,
-        fallback: tuple[int, int] = (0, 0),
+        fallback: tuple[int, ...] = (0, 0),
         budget_s: float | None = None,
     ) -> None:
         self.inner = inner
@@ -140,10 +141,10 @@ class SafeController:
             if not np.isfinite(observation).all():
                 raise ContractError("The observation is not finite; see which drafter damages it.")
             actions = np.asarray(self.inner.decide(record, observation))
-            if actions.shape not in ((1, 2), (record.num_rows, 2)):
+            if actions.ndim != 2 or len(actions) not in (1, record.num_rows):
                 raise ContractError(
-                    f"The controller gave actions of shape {list(actions.shape)}; give [1, 2] or "
-                    f"[{record.num_rows}, 2]."
+                    f"The controller gave actions of shape {list(actions.shape)}; give one row, or "
+                    f"{record.num_rows}."
                 )
             actions = self._contract.canonical_actions(actions)
             self._check_time(time.perf_counter() - started_s)

@@ -137,8 +137,8 @@ class RowTable(NamedTuple):
             drafter; freshness and pending tokens of a model drafter.
         offer_survival: Survival of the tokens on offer of a token drafter that tells it, float32
             `[proposers, rows, max length]`; only those on offer are read.
-        survival: Survival of the model drafter's verified drafts, float32 `[rows, max length]`;
-            NaN behind them, of which only the first is read.
+        survival: Survival of the model drafter's drafts, cut tokens included, float32
+            `[rows, max length]`; NaN behind them, of which only the first is read.
     """
 
     rows: np.ndarray

@@ -24,13 +24,13 @@ def normalise(observation: torch.Tensor, low: torch.Tensor, high: torch.Tensor) 
 
 
 class PolicyModule(nn.Module):
-    """`forward(observation [rows, fields]) -> int64 [rows, 2]`: drafter index and draft length.
+    """`forward(observation [rows, fields]) -> int64 [rows, action]`: the likeliest of the table.
 
     Args:
         low: Lower field bounds, float32 `[fields]`.
         high: Upper field bounds, float32 `[fields]`.
         layers: Widths of the hidden layers.
-        action_table: The actions to choose from, int64 `[actions, 2]`.
+        action_table: The actions to choose from, int64 `[actions, action]`.
     """
 
     # Types rather than their names: TorchScript reads them.

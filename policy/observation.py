@@ -101,7 +101,7 @@ class ObservationBuilder:
         Args:
             combinations: Of the contract.
             record: The step of the last `update`.
-            actions: Canonical, int64 `[rows, 2]`.
+            actions: Canonical, int64 `[rows, len(action_nvec)]`.
 
         Returns:
             Actions without combinations, of the same shape.

@@ -63,8 +63,9 @@ class ModelState:
     Attributes:
         fresh: Whether it can draft for the row, bool `[rows]`.
         num_pending_tokens: Tokens it must read before it drafts, int32 `[rows]`.
-        survival: For rows verified with its draft in this step, the probability that each draft
-            token survives verification, float32 `[rows, max length]`; NaN elsewhere.
+        survival: For rows that it drafted for before this step, the probability that each draft
+            token survives verification, whether it was verified or cut, float32
+            `[rows, max length]`; NaN elsewhere.
     """
 
     fresh: np.ndarray

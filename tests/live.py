@@ -31,6 +31,7 @@ EVERY_DRAFTER = DraftersConfig(
         **({"suffix_else_eagle3": 10} if HAS_SUFFIX else {}),
         "longest_expected": 6,
     },
+    cutoffs=(0.3, 0.6),
     settings=DrafterSettings(suffix_max_cached_requests=0),
 )
 KINDS = {"code": 1.0, "edit": 1.0, "maths": 1.0, "chat": 1.0}

@@ -33,6 +33,7 @@ class Request:
     is_running: bool = False
     drafter: str = "none"
     num_draft: int = 0
+    num_made: int = 0
     final: int = 0
     open_offers: dict = field(default_factory=dict)
 
@@ -215,10 +216,10 @@ class PlainEngine:
         self.told_finished |= finished
         width = max(1, self.contract.max_num_speculative_tokens)
         survival = np.full((len(told), width), np.nan, np.float32)
-        for row, (_, _, verified, _, at) in enumerate(told):
-            if drafters[row] in MODEL_DRAFTERS:
-                known = self.traces.drafters[drafters[row]].survival[at]
-                survival[row, :verified] = known[:verified]
+        for row, (request, *_, at) in enumerate(told):
+            if request.num_made:
+                made = self.traces.drafters[self.model].survival[at, : request.num_made]
+                survival[row, : request.num_made] = made
 
         def column(values, dtype=np.int32):
             return np.array(list(values), dtype)
@@ -320,12 +321,13 @@ class PlainEngine:
         actions = [self.contract.canonical_action(action) for action in actions]
         actions = actions if len(actions) > 1 else actions * len(self.rows)
         if self.rows:
-            chosen = np.array(actions, np.int64).reshape(-1, 2)
+            chosen = np.array(actions, np.int64)
             actions = self.builder.resolve(self.combinations, self.record, chosen).tolist()
             self.events["a member drafted for a combination"] += (chosen != actions).any()
         asked = []
-        for request, (index, length) in zip(self.rows, actions, strict=True):
-            request.drafter, request.num_draft = "none", 0
+        for request, (index, length, *number) in zip(self.rows, actions, strict=True):
+            request.drafter, request.num_draft, request.num_made = "none", 0, 0
+            cutoff = (0.0, *self.contract.cutoffs)[number[0] if number else 0]
             room = min(
                 request.max_tokens - request.outputs - 1,
                 self.config.max_model_len - 1 - request.num_prompt - request.outputs,
@@ -335,22 +337,35 @@ class PlainEngine:
             if length <= 0:
                 continue
             if drafter in MODEL_DRAFTERS:
-                asked.append((request, length))
+                asked.append((request, length, cutoff))
                 continue
-            request.num_draft = min(length, self.drafted_at(drafter, request)[1])
+            at, longest = self.drafted_at(drafter, request)
+            request.num_draft = self.confident(drafter, at, min(length, longest), cutoff)
             request.drafter = drafter if request.num_draft else "none"
-        able = [
-            (request, length) for request, length in asked if request.is_fresh and request.pending
-        ]
+        able = [which for which in asked if which[0].is_fresh and which[0].pending]
         self.events["the model drafter was of no use"] += len(able) < len(asked)
         if able:
-            longest = max(length for _, length in asked)
-            self.read_in_passes([request for request, _ in able], longest)
+            self.read_in_passes(
+                [request for request, *_ in able], max(length for _, length, _ in asked)
+            )
             self.steps_since_draft = 0
-            for request, length in able:
-                request.num_draft = min(length, self.drafted_at(self.model, request)[1])
+            for request, length, cutoff in able:
+                at, longest = self.drafted_at(self.model, request)
+                request.num_made = min(length, longest)
+                request.num_draft = self.confident(self.model, at, request.num_made, cutoff)
                 request.drafter = self.model if request.num_draft else "none"
         self.read_overdue()
+
+    def confident(self, drafter, at, length, cutoff):
+        """Leading tokens of a draft of this length that are likely enough, where it is told."""
+        survival = self.traces.drafters[drafter].survival
+        if survival is None or not length:
+            return length
+        kept = [survival[at, position] > np.float32(cutoff) for position in range(length)]
+        if False in kept:
+            self.events["a draft was cut by its cutoff"] += 1
+            return kept.index(False)
+        return length
 
     def read_overdue(self):
         if self.model is None:

@@ -84,8 +84,10 @@ def test_no_joint_choice_is_better(num_rows, num_cases):
     chosen_lengths = set()
     for _ in range(num_cases):
         outlook = random_outlook(rng, num_rows)
-        chosen = indices_of(outlook.best_actions())
+        actions, reached = outlook.best_actions()
+        chosen = indices_of(actions)
         assert len(chosen) == num_rows
+        assert rate_of(outlook, chosen) == pytest.approx(reached, rel=1e-10)
         best = max(
             rate_of(outlook, joint)
             for joint in itertools.product(range(len(ACTIONS)), repeat=num_rows)
@@ -105,7 +107,9 @@ def test_no_choice_for_all_rows_is_better(num_rows):
     for _ in range(300):
         outlook = random_outlook(rng, num_rows)
         rates = [rate_of(outlook, [action] * num_rows) for action in range(len(ACTIONS))]
-        (action,) = indices_of(outlook.best_action())
+        best_action, reached = outlook.best_action()
+        (action,) = indices_of(best_action)
+        assert rates[action] == pytest.approx(reached, rel=1e-10)
         assert rates[action] >= max(rates) * (1 - 1e-10)
         chosen.add(action)
         # A model that can draft for no row is charged: it is never worth it either way.
@@ -118,7 +122,7 @@ def test_no_choice_for_all_rows_is_better(num_rows):
 def test_many_rows_do_no_worse_than_any_change_of_one_row(seed):
     """64 rows have too many joint choices to try; each single change is tried instead."""
     outlook = random_outlook(np.random.default_rng(seed), 64)
-    chosen = indices_of(outlook.best_actions())
+    chosen = indices_of(outlook.best_actions()[0])
     reached = rate_of(outlook, chosen)
     assert reached >= outlook.batch_rates().max() * (1 - 1e-10)
     for row, action in itertools.product(range(64), range(len(ACTIONS))):

@@ -79,6 +79,45 @@ def test_one_bad_row_among_good_ones_is_refused_and_named():
         contract.canonical_actions(actions)
 
 
+def test_an_action_may_choose_a_cutoff_where_its_drafter_tells_survival():
+    contract = Contract(
+        ("none", "ngram", "eagle3", "ngram_else_eagle3"), (0, 2, 3, 3), cutoffs=(0.2, 0.5)
+    )
+    assert contract.action_nvec == (4, 4, 3)
+    triples = {
+        (drafter, length, cutoff)
+        for drafter, longest in ((1, 2), (2, 3), (3, 3))
+        for length in range(1, longest + 1)
+        for cutoff in range(1 if drafter == 1 else 3)
+    }
+    assert set(map(tuple, contract.action_table.tolist())) == triples | {(0, 0, 0)}
+    for action, canonical in {
+        (1, 9, 2): (1, 2, 0),
+        (2, 9, 2): (2, 3, 2),
+        (2, 0, 2): (0, 0, 0),
+        (0, 3, 1): (0, 0, 0),
+        (3, 1): (3, 1, 0),
+    }.items():
+        assert contract.canonical_action(action) == canonical
+        np.testing.assert_array_equal(contract.canonical_actions(np.array([action])), [canonical])
+    values = contract.cutoff_values(np.array([(2, 3, 2), (1, 2, 0), (3, 1, 1)]))
+    np.testing.assert_array_equal(values, np.array([0.5, 0, 0.2], np.float32))
+    assert Contract.from_dict(contract.to_dict()) == contract
+    for action in ((2, 1, 3), (2, 1, -1)):
+        with pytest.raises(ContractError, match=r"outside the table; .* a cutoff in 0\.\.2"):
+            contract.canonical_action(action)
+
+
+@pytest.mark.parametrize(
+    ("drafters", "cutoffs"),
+    [("eagle3", (0.5, 0.5)), ("eagle3", (0.5, 0.2)), ("eagle3", (0.0,)), ("eagle3", (1.0,)),
+     ("eagle3", ("a",)), ("ngram", (0.5,))],
+)  # fmt: skip
+def test_cutoffs_that_cut_nothing_or_in_no_order_are_refused(drafters, cutoffs):
+    with pytest.raises(ContractError, match="mend or empty them"):
+        Contract(("none", drafters), (0, 4), cutoffs=cutoffs)
+
+
 @every_contract
 def test_fields_are_unique_bounded_and_explained(contract):
     names = contract.field_names

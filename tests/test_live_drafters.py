@@ -58,7 +58,7 @@ class Obeyed:
         names = self.contract.drafters
         for row, req_id in enumerate(record.req_ids):
             drafted = int(record.num_draft_tokens[row])
-            drafter, length = self.asked.get(req_id, (0, 0))
+            drafter, length, *_ = self.asked.get(req_id, (0, 0))
             member = names[record.drafter[row]]
             assert drafted <= length
             assert drafted <= self.contract.max_lengths[record.drafter[row]]
@@ -66,7 +66,7 @@ class Obeyed:
             self.used[names[drafter], member, length if drafted == length else None] += 1
         self.mixed += len(set(record.drafter.tolist())) == 1 + len(self.contract.proposers)
         actions = np.asarray(self.inner.decide(record, observation))
-        actions = self.contract.canonical_actions(np.broadcast_to(actions, (record.num_rows, 2)))
+        actions = self.contract.canonical_actions(np.resize(actions, (record.num_rows, 2)))
         self.asked = dict(zip(record.req_ids, map(tuple, actions.tolist()), strict=True))
         return actions
 

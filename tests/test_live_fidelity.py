@@ -63,8 +63,9 @@ def traces(engine):
 
 def random_actions(rng, contract, req_ids, step):
     """One action for the batch and one per request, in turn; keyed by request."""
-    actions = rng.integers(0, contract.action_nvec, (len(req_ids) if step % 2 else 1, 2))
-    return dict(zip(req_ids, np.broadcast_to(actions, (len(req_ids), 2)), strict=True))
+    nvec, num_reqs = contract.action_nvec, len(req_ids)
+    actions = rng.integers(0, nvec, (num_reqs if step % 2 else 1, len(nvec)))
+    return dict(zip(req_ids, np.broadcast_to(actions, (num_reqs, len(nvec))), strict=True))
 
 
 def by_request(record):

@@ -66,11 +66,11 @@ def make_episode(seed, load, **settings):
 def random_actions(rng, contract, mood, num_rows):
     rows = num_rows if contract.granularity == "request" else 1
     drafters = [drafter for drafter in MOODS[mood] if drafter < len(contract.drafters)]
-    longest = contract.max_num_speculative_tokens
+    _, *sizes = contract.action_nvec
     return np.stack(
         [
             rng.choice(drafters or range(len(contract.drafters)), rows),
-            rng.integers(0, longest + 1, rows),
+            *(rng.integers(0, size, rows) for size in sizes),
         ],
         axis=1,
     )
@@ -175,6 +175,12 @@ CASES = {
         5,
         ALWAYS | {"a member drafted for a combination", "the model drafter was of no use"},
     ),
+    "cut": (
+        {},
+        {"ngram": 8, "suffix": 12, "eagle3": 4, **COMBINED},
+        5,
+        ALWAYS | {"a member drafted for a combination", "a draft was cut by its cutoff"},
+    ),
 }
 
 
@@ -183,7 +189,8 @@ CASES = {
 def test_every_step_is_as_a_plain_retelling_tells_it(case, granularity):
     settings, lengths, load, expected = CASES[case]
     config = TraceEngineConfig(**settings)
-    contract = SUFFIX_TRACES.contract(lengths or LENGTHS, granularity)
+    cutoffs = (0.3, 0.6) if case == "cut" else ()
+    contract = SUFFIX_TRACES.contract(lengths or LENGTHS, granularity, cutoffs)
     cost_model = cost_model_by_load()
     ours = TraceEngine(SUFFIX_TRACES, cost_model, contract, config)
     plain = PlainEngine(SUFFIX_TRACES, cost_model, contract, config)

@@ -125,15 +125,19 @@ class Acceptance:
         """Take in the step just done.
 
         A token drafter is judged at every step, for free. What a model drafter was worth is known
-        only while it drafts; each step without ages it, so that the prior returns.
+        only while it drafts, and a token that was cut brought nothing; each step without a draft
+        ages it, so that the prior returns.
         """
         for drafter, offers in self._offers.items():
             self._tables[drafter].add(offers.samples(record))
         for drafter in self._models:
-            used = record.drafter == drafter
+            survival = record.model_states[self._contract.drafters[drafter]].survival
+            num_verified = np.where(record.drafter == drafter, record.num_draft_tokens, 0)
+            num_made = np.maximum(np.count_nonzero(~np.isnan(survival), axis=1), num_verified)
+            used = num_made > 0
             if used.any():
                 told = np.zeros((np.count_nonzero(used), 4), np.int64)
-                told[:, 2] = record.num_draft_tokens[used]
+                told[:, 2] = num_made[used]
                 told[:, 3] = record.num_accepted_tokens[used]
                 self._tables[drafter].add(told)
             else:

@@ -3,6 +3,9 @@
 SmartSpec's and TurboSpec's rule, extended over drafters: of all pairs of drafter and length, the
 one with the highest expected emitted tokens over step time, from decayed acceptance by position
 and a fitted cost model. At request granularity every row has its own pair, chosen together.
+
+Where actions have a cutoff, the model drafter's tokens are verified only while their survival
+exceeds what their verification costs: its seconds times the tokens per second that are expected.
 """
 
 from __future__ import annotations
@@ -94,7 +97,15 @@ class GoodputController:
         if self._is_probe_due(record, outlook):
             rates = outlook.batch_rates()[self._first_model :]
             return self._actions[[self._first_model + rates.argmax()]]
-        return outlook.best_actions() if self._per_request else outlook.best_action()
+        if self._per_request:
+            actions, rate = outlook.best_actions()
+        else:
+            actions, rate = outlook.best_action()
+        if not self._contract.cutoffs:
+            return actions
+        price = outlook.prices.verified_token_s * rate
+        cutoff = np.searchsorted(self._contract.cutoffs, price, side="right")
+        return np.column_stack((actions, np.full(len(actions), cutoff)))
 
     def _is_probe_due(self, record: StepRecord, outlook: Outlook) -> bool:
         is_used = np.isin(record.drafter, self._models).any()

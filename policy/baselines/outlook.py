@@ -53,19 +53,27 @@ class Outlook:
         seconds[is_model] += self._shared_s + self._reading_s.sum(axis=0)
         return (len(self.gain) + self.gain.sum(axis=0)) / seconds
 
-    def best_action(self) -> np.ndarray:
+    def best_action(self) -> tuple[np.ndarray, float]:
         """The action for all rows that brings the most tokens per second, int64 `[1, 2]`.
 
         Of equals the first: none, then token drafts, then the model's, shorter before longer.
-        """
-        return self.actions[[self.batch_rates().argmax()]]
 
-    def best_actions(self) -> np.ndarray:
+        Returns:
+            The action, and those tokens per second.
+        """
+        rates = self.batch_rates()
+        best = int(rates.argmax())
+        return self.actions[[best]], float(rates[best])
+
+    def best_actions(self) -> tuple[np.ndarray, float]:
         """The actions that together bring the most tokens per second, int64 `[rows, 2]`.
 
         By Dinkelbach's iteration, which ends at the exact optimum: every row takes what is worth
         most at the rate reached so far, until no choice raises the rate. Ties fall as in
         `best_action`; look-ups and passes that bring no more are left out.
+
+        Returns:
+            The actions, and those tokens per second.
         """
         choice = np.zeros(len(self.gain), np.int64)
         rate = len(choice) / self.plain_s
@@ -73,7 +81,7 @@ class Outlook:
             new_choice = self._most_worth(rate)
             tokens, seconds = self._price(new_choice)
             if tokens <= rate * seconds * (1 + 1e-12):
-                return self.actions[choice]
+                return self.actions[choice], rate
             rate, choice = tokens / seconds, new_choice
 
     def _most_worth(self, rate: float) -> np.ndarray:

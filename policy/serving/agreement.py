@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..contract import Contract
 from ..controllers import admitted_lengths, judges_drafts
 from ..step import StepRecord
 from .deployment import Deployment
@@ -21,16 +22,18 @@ class AgreedController:
 
     Args:
         inner: Decides, on the first rank only.
+        contract: The action table.
         group: vLLM's tensor-parallel `GroupCoordinator`.
     """
 
-    def __init__(self, inner: Deployment, group: Any) -> None:
+    def __init__(self, inner: Deployment, contract: Contract, group: Any) -> None:
         self._inner = inner
+        self._contract = contract
         self._group = group
 
     def decide(self, record: StepRecord, observation: np.ndarray) -> np.ndarray:
         """Decide on the first rank and share it."""
-        actions = np.zeros((record.num_rows, 2), np.int64)
+        actions = np.zeros((record.num_rows, len(self._contract.action_nvec)), np.int64)
         if self._group.is_first_rank:
             actions[:] = self._inner.decide(record, observation)
         return self._share(actions)

@@ -82,6 +82,7 @@ class DraftingPolicyConfig:
         external: The caller decides through the hook; used by the training environment.
         drafters: Longest draft per drafter, needed without a policy: `{"ngram": 8, "eagle3": 4}`.
         granularity: `batch` or `request`, without a policy.
+        cutoffs: Survival probabilities that actions choose from, without a policy; see `Contract`.
         fallback: Static `(drafter, length)` used when a decision fails, for requests outside the
             canary share, and in shadow mode.
         strict: Whether a policy that cannot be used stops the start-up.
@@ -100,6 +101,7 @@ class DraftingPolicyConfig:
     external: bool = False
     drafters: Mapping[str, int] = field(default_factory=dict)
     granularity: Granularity = "batch"
+    cutoffs: tuple[float, ...] = ()
     fallback: tuple[str, int] = ("none", 0)
     strict: bool = True
     decision_budget_ms: float = 50.0
@@ -137,7 +139,7 @@ class DraftingPolicyConfig:
     def contract(self) -> Contract:
         """The contract of these drafters, for a rule or the caller; a policy brings its own."""
         drafters, lengths = tuple(self.drafters), tuple(self.drafters.values())
-        return Contract((NONE, *drafters), (0, *lengths), self.granularity)
+        return Contract((NONE, *drafters), (0, *lengths), self.granularity, self.cutoffs)
 
     @classmethod
     def from_additional_config(cls, additional_config: Any) -> DraftingPolicyConfig | None:

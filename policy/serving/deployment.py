@@ -39,7 +39,7 @@ class Deployment:
         self,
         guarded: SafeController,
         contract: Contract,
-        static: tuple[int, int],
+        static: tuple[int, ...],
         *,
         canary: float = 1.0,
         shadow: bool = False,
@@ -49,7 +49,7 @@ class Deployment:
         self.policy = policy
         self.num_shadow_decisions: Counter[tuple[str, int]] = Counter()
         self._contract = contract
-        self._static = np.array([static], np.int64)
+        self._static = np.array([contract.canonical_action(static)], np.int64)
         self._canary = canary
         self._shadow = shadow
 
@@ -62,7 +62,7 @@ class Deployment:
         """Decide, and apply it to the requests it is meant for."""
         actions = self.guarded.decide(record, observation)
         if self._shadow:
-            for drafter, length in actions.tolist():
+            for drafter, length in actions[:, :2].tolist():
                 self.num_shadow_decisions[self._contract.drafters[drafter], length] += 1
             return self._static
         if self._canary >= 1:
@@ -118,6 +118,5 @@ def deploy(
     )
 
 
-def _static_action(config: DraftingPolicyConfig, contract: Contract) -> tuple[int, int]:
-    drafter, length = FixedController(contract, *config.fallback).actions[0]
-    return int(drafter), int(length)
+def _static_action(config: DraftingPolicyConfig, contract: Contract) -> tuple[int, ...]:
+    return tuple(FixedController(contract, *config.fallback).actions[0].tolist())

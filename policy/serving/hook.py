@@ -61,10 +61,22 @@ class Probe:
 
 @dataclass(frozen=True)
 class _Drafted:
-    """What was drafted for a request and waits for verification."""
+    """What was drafted for a request; cut tokens do not wait for verification.
+
+    Attributes:
+        drafter: Index of the drafter.
+        survival: Of every token that was drafted, cut ones included.
+        cutoff: Survival that a token must exceed to be verified.
+    """
 
     drafter: int
     survival: np.ndarray
+    cutoff: float = 0.0
+
+    def num_confident(self, num_tokens: int) -> int:
+        """Leading tokens, of so many, whose survival exceeds the cutoff or is not known."""
+        doubtful = np.flatnonzero(self.survival[:num_tokens] <= self.cutoff)
+        return int(doubtful[0]) if len(doubtful) else num_tokens
 
 
 _UNKNOWN_DRAFT = _Drafted(0, np.zeros(0, np.float32))
@@ -185,7 +197,8 @@ class SpeculationHook:
         """Draft as decided, for the rows of the pending decision.
 
         Args:
-            actions: Integers `[1, 2]` or `[rows, 2]`, drafter index and draft length.
+            actions: Integers `[1, 2]` or `[rows, 2]`, drafter index and draft length, or with a
+                third column, the cutoff's number.
 
         Returns:
             One list of draft tokens per row, ready for vLLM's scheduler.
@@ -194,10 +207,11 @@ class SpeculationHook:
         record, self.pending = self.pending.record, None
         canonical = self.contract.canonical_actions(np.asarray(actions))
         for (index, length), count in zip(
-            *np.unique(canonical, axis=0, return_counts=True), strict=True
+            *np.unique(canonical[:, :2], axis=0, return_counts=True), strict=True
         ):
             self.num_decisions[self.contract.drafters[index], int(length)] += int(count)
-        canonical = np.broadcast_to(canonical, (record.num_rows, 2))
+        canonical = np.broadcast_to(canonical, (record.num_rows, canonical.shape[1]))
+        cutoffs = self.contract.cutoff_values(canonical).tolist()
         canonical = self._builder.resolve(self._combinations, record, canonical)
         lengths = np.minimum(canonical[:, 1], self._room(record))
         drafts: list[list[int]] = [[] for _ in range(record.num_rows)]
@@ -209,8 +223,9 @@ class SpeculationHook:
                 continue
             for row, draft in zip(rows, self._draft(drafter, rows, lengths[rows]), strict=True):
                 if draft.token_ids:
-                    drafts[row] = draft.token_ids
-                    self._drafted[record.req_ids[row]] = _Drafted(index, draft.survival)
+                    made = _Drafted(index, draft.survival, cutoffs[row])
+                    drafts[row] = draft.token_ids[: made.num_confident(len(draft.token_ids))]
+                    self._drafted[record.req_ids[row]] = made
         self._read_overdue()
         self._cut_drafts(record, drafts)
         return DraftTokenIds(list(record.req_ids), drafts)
@@ -231,11 +246,8 @@ class SpeculationHook:
         lengths = admitted_lengths(self.controller, record, made, survival)
         if lengths is None:
             return
-        for row, (req_id, length) in enumerate(zip(record.req_ids, lengths.tolist(), strict=True)):
+        for row, length in enumerate(lengths.tolist()):
             drafts[row] = drafts[row][:length]
-            drafted = self._drafted.pop(req_id, _UNKNOWN_DRAFT)
-            if drafts[row]:
-                self._drafted[req_id] = replace(drafted, survival=drafted.survival[:length])
 
     @torch.inference_mode()
     def probe(self) -> dict[str, Probe]:
@@ -430,21 +442,19 @@ class SpeculationHook:
             model_states={}
             if self._model is None
             else {
-                name: self._model.state(
-                    row_ids, self._verified_survival(name, row_ids, drafter, num_drafts[rows])
-                )
+                name: self._model.state(row_ids, self._drafted_survival(name, row_ids))
                 for name in self.contract.model_drafters
             },
         )
 
-    def _verified_survival(
-        self, name: str, row_ids: tuple[str, ...], drafter: np.ndarray, num_drafts: np.ndarray
-    ) -> np.ndarray:
-        """Survival of one drafter's tokens that were verified, NaN where there was none."""
+    def _drafted_survival(self, name: str, row_ids: tuple[str, ...]) -> np.ndarray:
+        """Survival of one drafter's tokens, cut ones included, NaN where it drafted none."""
         survival = np.full((len(row_ids), max(self.contract.max_lengths)), np.nan, np.float32)
-        for row in np.flatnonzero(drafter == self.contract.drafters.index(name)):
-            known = self._drafted[row_ids[row]].survival[: num_drafts[row]]
-            survival[row, : len(known)] = known
+        index = self.contract.drafters.index(name)
+        for row, req_id in enumerate(row_ids):
+            drafted = self._drafted.get(req_id, _UNKNOWN_DRAFT)
+            if drafted.drafter == index:
+                survival[row, : len(drafted.survival)] = drafted.survival
         return survival
 
     def _forget(self, req_ids: frozenset[str]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifact import load_policy
+from ..contract import Contract
 from ..controllers import Controller
 from ..errors import DraftgymError
 from .config import DraftingPolicyConfig, check_settings
@@ -106,7 +107,7 @@ def _prepare_runner(runner: Any, vllm_config: Any, config: DraftingPolicyConfig)
         runner,
         contract,
         config.settings,
-        None if deployment is None else _agreed(deployment, vllm_config),
+        None if deployment is None else _agreed(deployment, contract, vllm_config),
         is_serving=not config.external,
     )
     hook.install()
@@ -126,7 +127,7 @@ def _prepare_runner(runner: Any, vllm_config: Any, config: DraftingPolicyConfig)
     )
 
 
-def _agreed(deployment: Deployment, vllm_config: Any) -> Controller:
+def _agreed(deployment: Deployment, contract: Contract, vllm_config: Any) -> Controller:
     """The deployed controller, on all ranks the same; it watches its file where it decides."""
     controller: Controller = deployment
     is_deciding = True
@@ -135,7 +136,7 @@ def _agreed(deployment: Deployment, vllm_config: Any) -> Controller:
 
         from .agreement import AgreedController
 
-        controller = AgreedController(deployment, get_tp_group())
+        controller = AgreedController(deployment, contract, get_tp_group())
         is_deciding = get_tp_group().is_first_rank
     if is_deciding and isinstance(deployment.policy, ReloadedPolicy):
         deployment.policy.watch(RELOAD_INTERVAL_S)

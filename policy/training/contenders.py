@@ -113,7 +113,8 @@ class Contender:
             if theirs != contract:
                 raise ConfigError(
                     f"{self.name} chooses from {_described(artifact.contract)}, the engine has "
-                    f"{_described(contract)}; make drafters.max_lengths the policy's."
+                    f"{_described(contract)}; make drafters.max_lengths and "
+                    "drafters.cutoffs the policy's."
                 )
             return SafeController(PolicyController(artifact), contract)
         return build_baseline(replace(contract, granularity=granularity), section)
@@ -121,7 +122,8 @@ class Contender:
 
 def _described(contract: Contract) -> str:
     pairs = zip(contract.drafters[1:], contract.max_lengths[1:], strict=True)
-    return ", ".join(f"{drafter} up to {length}" for drafter, length in pairs)
+    described = ", ".join(f"{drafter} up to {length}" for drafter, length in pairs)
+    return f"{described}, cutoffs {list(contract.cutoffs)}" if contract.cutoffs else described
 
 
 class TimedController:

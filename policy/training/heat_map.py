@@ -34,7 +34,7 @@ def actions_by_load(artifact: PolicyArtifact, observations: np.ndarray, drafter:
         drafter: Whose acceptance varies.
 
     Returns:
-        Drafter and draft length, int64 `[ACCEPTANCE, LOADS, 2]`.
+        Actions of the contract, int64 `[ACCEPTANCE, LOADS, action]`.
     """
     contract = artifact.contract
     rows = np.tile(np.median(observations, axis=0), (len(ACCEPTANCE), len(LOADS), 1))
@@ -56,7 +56,7 @@ def actions_by_load(artifact: PolicyArtifact, observations: np.ndarray, drafter:
                 rows[..., field] = values
     flat = torch.from_numpy(rows.reshape(-1, rows.shape[-1]).astype(np.float32))
     actions = contract.canonical_actions(artifact.module(flat).numpy())
-    return actions.reshape(len(ACCEPTANCE), len(LOADS), 2)
+    return actions.reshape(len(ACCEPTANCE), len(LOADS), -1)
 
 
 def draw_heat_map(
@@ -105,7 +105,7 @@ def _colors(actions: np.ndarray, contract: Contract) -> np.ndarray:
     """RGBA of each action, float64 `[..., 4]`."""
     colors = np.zeros((*actions.shape[:-1], 4))
     for at in np.ndindex(actions.shape[:-1]):
-        drafter, length = actions[at]
+        drafter, length = actions[at][:2]
         longest = contract.max_lengths[drafter] or 1
         colors[at] = _color(drafter, 0.25 + 0.45 * length / longest)
     return colors

@@ -174,7 +174,8 @@ def _watch(
     while True:
         choices = np.asarray(rule.decide(step.record, step.observation))
         if num_steps >= _WARM_UP_STEPS:
-            chosen = np.broadcast_to(choices, (len(step.observation), 2))
-            yield step.observation, contract.canonical_actions(chosen).tolist()
+            chosen = contract.canonical_actions(choices)
+            chosen = np.broadcast_to(chosen, (len(step.observation), chosen.shape[1]))
+            yield step.observation, chosen.tolist()
         step = engine.step(choices)
         num_steps += 1

@@ -89,7 +89,9 @@ def _engine_steps_per_s(vec_env: DraftVecEnv, seconds: float) -> float:
     num_steps = 0
     spent_s = 0.0
     while True:
-        actions = generator.integers(0, vec_env.contract.action_nvec, (vec_env.num_envs, 2))
+        actions = generator.integers(
+            0, vec_env.contract.action_nvec, (vec_env.num_envs, len(vec_env.contract.action_nvec))
+        )
         vec_env.step_async(actions)
         began_s = time.perf_counter()
         vec_env.step_engines()
