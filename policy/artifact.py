@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import logging
 import warnings
@@ -142,19 +143,25 @@ def load_policy(path: Path, *, sha256: str | None = None) -> PolicyArtifact:
     """
     if not path.is_file():
         raise ArtifactError(f"No policy at {path}; give the path of an exported policy.pt.")
-    actual = hash_file(path)
+    try:  # once: what is checked is what is used, even if the file changes
+        content = path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(
+            f"Cannot read {path} ({_one_line(error)}); give the server access to it."
+        ) from error
+    actual = hashlib.sha256(content).hexdigest()
     expected = sha256 or _described_sha256(path)
     if expected is not None and actual != expected.lower():
         raise ArtifactError(
             f"{path} has sha256 {actual[:12]}…, not the expected {expected[:12]}…; "
             "restore the original file or export the policy again."
         )
-    stored, weights = _read_extra_files(path)
+    stored, weights = _read_extra_files(path, content)
     try:
         contract = Contract.from_dict(stored)
     except ContractError as error:
         raise ArtifactError(f"{path} does not fit this draftgym: {error}") from error
-    return PolicyArtifact(_load_module(path, contract, weights), contract, actual, path)
+    return PolicyArtifact(_load_module(path, content, contract, weights), contract, actual, path)
 
 
 def hash_file(path: Path) -> str:
@@ -176,10 +183,10 @@ def _described_sha256(path: Path) -> str | None:
         ) from error
 
 
-def _read_extra_files(path: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+def _read_extra_files(path: Path, content: bytes) -> tuple[Any, dict[str, torch.Tensor]]:
     """The contract and the weights inside the archive, read without TorchScript."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
             names = {name.split("/extra/")[-1]: name for name in archive.namelist()}
             contract, weights = names[_CONTRACT_FILE], names[_WEIGHTS_FILE]
             for info in archive.infolist():
@@ -202,19 +209,24 @@ def _read_extra_files(path: Path) -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 def _load_module(
-    path: Path, contract: Contract, weights: dict[str, torch.Tensor]
+    path: Path, content: bytes, contract: Contract, weights: dict[str, torch.Tensor]
 ) -> torch.nn.Module:
     """The TorchScript module, or its plain weights where this torch cannot load TorchScript."""
     plain = _plain_module(weights, contract)
     try:
         with _torchscript():
-            return torch.jit.load(str(path), map_location="cpu").eval()
+            return torch.jit.load(io.BytesIO(content), map_location="cpu").eval()
     except Exception as error:  # torch raises several types, and TorchScript may be gone
         logger.info("TorchScript cannot load %s (%s); using its plain weights.", path, error)
         return plain
 
 
 def _plain_module(weights: dict[str, torch.Tensor], contract: Contract) -> PolicyModule:
+    broken = [name for name, weight in weights.items() if not torch.isfinite(weight).all()]
+    if broken:
+        raise ArtifactError(
+            f"The policy's weights hold numbers that are not finite ({broken[0]}); train it again."
+        )
     try:
         return PolicyModule.from_weights(weights, contract)
     except Exception as error:  # a missing weight, one of another shape, other bounds

@@ -34,6 +34,10 @@ class EngineError(DraftgymError):
     """The vLLM engine cannot be started, hooked or stepped as configured."""
 
 
+class SlowDecisionError(DraftgymError):
+    """A decision took longer than its budget."""
+
+
 class ConfigError(DraftgymError):
     """A configured value is unknown or out of range."""
 

@@ -14,7 +14,7 @@ from policy.cost_model import CostModel
 from policy.errors import ConfigError, ContractError, DraftgymError
 from policy.observation import ObservationBuilder
 from policy.serving.config import DraftingPolicyConfig
-from policy.serving.plugin import _configured_contract, _guarded_controller
+from policy.serving.deployment import deploy
 
 from .step_history import DRAFTERS, LENGTHS, random_history
 
@@ -77,13 +77,14 @@ def test_every_rule_serves_as_the_plugin_builds_it(name, settings, granularity, 
                 "baseline": section_of(name, settings[name], cost_file),
                 "drafters": {"ngram": 8, "eagle3": 4},
                 "granularity": granularity,
+                "decision_budget_ms": 0,
             }
         }
     )
-    contract = _configured_contract(config)
+    contract = config.contract()
     assert contract == Contract(DRAFTERS, LENGTHS, granularity)
-    controller = _guarded_controller(config, contract, None)
-    assert isinstance(controller, SafeController)
+    controller = deploy(config, contract, None)
+    assert isinstance(controller.guarded, SafeController)
     builder, rng = ObservationBuilder(contract), np.random.default_rng(0)
     for record in random_history(3, 60):
         num_scheduled = record.num_prefill_tokens + record.num_scheduled_tokens
@@ -95,7 +96,7 @@ def test_every_rule_serves_as_the_plugin_builds_it(name, settings, granularity, 
         assert (lengths is not None) == (name == "adaptive_verification")
         if lengths is not None:
             assert (lengths <= drafts[:, 1]).all()
-    assert not controller.num_fallbacks, "a decision failed"
+    assert not controller.guarded.num_fallbacks, "a decision failed"
 
 
 def test_settings_reach_the_rule(cost_file):
@@ -212,4 +213,4 @@ def test_a_rule_whose_drafters_are_missing_says_which(name, cost_file):
 def test_the_plugin_names_a_wrong_rule_too():
     config = DraftingPolicyConfig(baseline={"name": "godput"}, drafters={"ngram": 4})
     with pytest.raises(DraftgymError, match="did you mean 'goodput'"):
-        _guarded_controller(config, _configured_contract(config), None)
+        deploy(config, config.contract(), None)

@@ -71,6 +71,72 @@ def test_a_bad_decision_is_replaced_by_the_fallback_and_counted(outcome, caplog)
     assert sum(controller.num_fallbacks.values()) == 1
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_observation_that_is_not_finite_is_not_decided_on(value):
+    damaged = OBSERVATION.copy()
+    damaged[-1, -1] = value
+    controller = guarded(fallback=(1, 6))
+    assert controller.decide(RECORD, damaged).tolist() == [[1, 6]]
+    assert controller.num_fallbacks == {"ContractError": 1}
+
+
+class Sleeping:
+    """Takes as many of a clock's seconds as told, one number a decision, and then none."""
+
+    def __init__(self, monkeypatch, *seconds):
+        self.now_s, self.seconds, self.num_asked = 0.0, list(seconds), 0
+        monkeypatch.setattr("policy.controllers.time.perf_counter", lambda: self.now_s)
+
+    def decide(self, record, observation):
+        self.num_asked += 1
+        self.now_s += self.seconds.pop(0) if self.seconds else 0.0
+        return np.array([[2, 3]])
+
+
+def test_a_late_decision_is_not_used_and_pauses_the_controller_ever_longer(monkeypatch, caplog):
+    sleeping = Sleeping(monkeypatch, 0.02, 0.011, 0.5, 0.009)
+    controller = SafeController(sleeping, CONTRACT, (1, 6), budget_s=0.01)
+    steps = [controller.decide(RECORD, OBSERVATION).tolist() for _ in range(12)]
+    # late, 1 pause, late, 2 pauses, late, 4 pauses, and then in time
+    assert steps == [[[1, 6]]] * 10 + [[[2, 3]]] * 2
+    assert sleeping.num_asked == 5
+    assert controller.num_fallbacks == {"SlowDecisionError": 10}
+    assert len(caplog.records) == 1
+    assert "took 20.0 ms and may take 10 ms" in str(caplog.records[0].exc_info[1])
+    sleeping.seconds = [1.0, 0.0]
+    steps = [controller.decide(RECORD, OBSERVATION).tolist() for _ in range(3)]
+    assert steps == [[[1, 6]]] * 2 + [[[2, 3]]], "trust is regained: one pause, not eight"
+
+
+def test_the_pause_has_an_end(monkeypatch):
+    sleeping = Sleeping(monkeypatch, *[1.0] * 15)
+    controller = SafeController(sleeping, CONTRACT, budget_s=0.1)
+    for _ in range(15 + 2**10 - 1 + 4 * 1024):
+        controller.decide(RECORD, OBSERVATION)
+    assert sleeping.num_asked == 15
+
+
+def test_without_a_budget_no_decision_is_late(monkeypatch):
+    controller = SafeController(Sleeping(monkeypatch, 1e9), CONTRACT)
+    assert controller.decide(RECORD, OBSERVATION).tolist() == [[2, 3]]
+
+
+def test_late_judgements_of_drafts_pause_the_controller_too(monkeypatch):
+    class Judging(Sleeping):
+        def admit(self, record, drafts, survival):
+            self.now_s += 0.5
+            return np.zeros(3, np.int64)
+
+    judging = Judging(monkeypatch)
+    controller = SafeController(judging, CONTRACT, budget_s=0.1)
+    admitted = []
+    for _ in range(12):
+        controller.decide(RECORD, OBSERVATION)
+        admitted.append(controller.admit(RECORD, np.zeros((3, 2), np.int64), np.zeros((3, 8))))
+    assert admitted == [None] * 12
+    assert judging.num_asked == 4  # then 1, 2, 4 and 8 pauses
+
+
 def test_fallbacks_are_counted_by_reason_and_each_reason_is_logged_once(caplog):
     outcomes = [
         RuntimeError("1"),

@@ -14,7 +14,11 @@ TRAINING_ONLY = (
     *("matplotlib", "rich", "policy.training", "envs"),
 )
 ENGINE_FILES = {
+    "policy/serving/check.py",
+    "policy/serving/counts.py",
     "policy/serving/hook.py",
+    "policy/serving/metrics.py",
+    "policy/serving/fit.py",
     "policy/serving/plugin.py",
     "policy/serving/proposer.py",
 }

@@ -4,51 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
-import time
-import urllib.request
-from pathlib import Path
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
+from envs.api_server import serving
 from envs.live import engine_config
-from policy.artifact import save_policy
 from policy.contract import Contract
 from policy.errors import EngineError
-from policy.module import PolicyModule
-from policy.serving import plugin
+from policy.serving import fit, plugin
 
 from . import live
-
-CONTRACT = Contract(("none", "ngram", "eagle3"), (0, 8, 4))
-
-
-def export(path: Path, contract: Contract = CONTRACT, action: tuple[int, int] | None = None) -> str:
-    """Save an untrained policy, or one that always takes `action`."""
-    import torch
-
-    torch.manual_seed(0)
-    low, high = torch.from_numpy(contract.low), torch.from_numpy(contract.high)
-    table = torch.from_numpy(contract.action_table)
-    module = PolicyModule(low, high, [16], table)
-    if action is not None:
-        with torch.no_grad():
-            module.action.weight.zero_()
-            module.action.bias.zero_()
-            module.action.bias[contract.action_table.tolist().index(list(action))] = 1
-
-    def reference(rows):
-        with torch.inference_mode():
-            return module(torch.from_numpy(rows)).numpy()
-
-    observations = np.stack([contract.low, contract.high])
-    return save_policy(
-        module, contract, path, reference=reference, observations=observations, provenance={}
-    )
+from .exported import export
 
 
 def engine_settings(**policy):
@@ -138,78 +108,16 @@ def test_a_policy_serves_in_llm_with_the_engine_in_its_own_process(tmp_path, pla
 
 
 def test_the_server_takes_the_policy_from_the_environment(tmp_path):
-    export(tmp_path / "policy.pt", action=(1, 8))
-    settings = engine_settings(path="unused")
-    port = 18000 + os.getpid() % 1000
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", settings["model"], "--served-model-name", "target", "--port", str(port)),
-        *("--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--no-async-scheduling"),
-        *("--max-model-len", "640", "--max-num-seqs", "8"),
-        *("--kv-cache-memory-bytes", str(1 << 30)),
-        *("--speculative-config", json.dumps(settings["speculative_config"])),
-    ]
-    environment = {
-        **os.environ,
-        "DRAFTGYM_POLICY": str(tmp_path / "policy.pt"),
-        "VLLM_LOGGING_LEVEL": "INFO",
-    }
-    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
-    log = tmp_path / "server.log"
-    with log.open("w") as file:
-        server = subprocess.Popen(
-            command,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # so that its engine ends with it, whatever happens
-        )
-        try:
-            _wait_until_ready(server, port, log)
-            body = {"model": "target", "prompt": "1 2 3 4 1 2 3 4 1 2 3", "max_tokens": 32}
-            answer = _post(port, "/v1/completions", {**body, "temperature": 0})
-            metrics = _get(port, "/metrics").splitlines()
-        finally:
-            _end(server)
+    sha256 = export(tmp_path / "policy.pt", action=(1, 8))
+    policy = str(tmp_path / "policy.pt")
+    config = replace(engine_config(live.MODEL, live.DRAFTERS), drafting_policy=None)
+    with serving(config, tmp_path / "server.log", DRAFTGYM_POLICY=policy) as server:
+        body = {"model": "target", "prompt": "1 2 3 4 1 2 3 4 1 2 3", "max_tokens": 32}
+        answer = server.post("/v1/completions", {**body, "temperature": 0})
+        assert server.metric("vllm:spec_decode_num_draft_tokens_total") > 0
+        log = server.log.read_text()
     assert answer["usage"]["completion_tokens"] > 0
-    counter = "vllm:spec_decode_num_draft_tokens_total"
-    assert next(float(line.split()[-1]) for line in metrics if line.startswith(counter)) > 0
-    assert "draftgym is in use: policy" in log.read_text()
-
-
-def _end(server):
-    server.terminate()
-    try:
-        server.wait(timeout=60)
-    except subprocess.TimeoutExpired:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-
-
-def _wait_until_ready(server, port, log):
-    for _ in range(420):
-        assert server.poll() is None, log.read_text()[-3000:]
-        try:
-            _get(port, "/health")
-            return
-        except OSError:
-            time.sleep(1)
-    raise AssertionError(log.read_text()[-3000:])
-
-
-def _get(port, path):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
-        return response.read().decode()
-
-
-def _post(port, path, body):
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=120) as response:
-        return json.loads(response.read())
+    assert f"draftgym is in use: policy {policy} (sha256 {sha256})" in log
 
 
 def test_a_policy_that_does_not_fit_stops_the_start_with_a_sentence(tmp_path):
@@ -246,16 +154,16 @@ def test_a_policy_that_does_not_fit_stops_the_start_with_a_sentence(tmp_path):
 
 
 def test_an_engine_that_does_not_fit_is_refused_with_the_mend(monkeypatch):
-    plugin.check_engine(vllm_config())
+    fit.check_engine(vllm_config())
     asynchronous = vllm_config()
     asynchronous.scheduler_config.async_scheduling = True
     with pytest.raises(EngineError, match="--no-async-scheduling"):
-        plugin.check_engine(asynchronous)
+        fit.check_engine(asynchronous)
     with pytest.raises(EngineError, match="--speculative-config"):
-        plugin.check_engine(vllm_config(speculative_config=None))
-    monkeypatch.setattr(plugin, "version", lambda name: "0.33.1")
+        fit.check_engine(vllm_config(speculative_config=None))
+    monkeypatch.setattr(fit, "version", lambda name: "0.33.1")
     with pytest.raises(EngineError, match=r"vLLM 0\.32\.0, and this is 0\.33\.1"):
-        plugin.check_engine(vllm_config())
+        fit.check_engine(vllm_config())
 
 
 def test_registering_twice_wraps_once():

@@ -39,6 +39,9 @@ def test_every_key_is_read():
             "granularity": "request",
             "fallback": ["ngram", 3],
             "strict": False,
+            "decision_budget_ms": 5,
+            "shadow": True,
+            "canary": 0.25,
             "settings": {"ngram_min_match": 3, "ngram_max_match": 5, "dormant_after": 0},
         }
     )
@@ -48,6 +51,9 @@ def test_every_key_is_read():
     assert config.granularity == "request"
     assert config.fallback == ("ngram", 3)
     assert config.strict is False
+    assert config.decision_budget_ms == 5
+    assert config.shadow is True
+    assert config.canary == 0.25
     assert config.settings == DrafterSettings(3, 5, 0, 1024)
     assert read({"external": True, "drafters": {"eagle3": 4}}).external
 
@@ -94,7 +100,8 @@ def test_an_empty_environment_variable_says_nothing(monkeypatch):
         (
             {"qqq": 1},
             "Unknown key 'qqq' in drafting_policy; known: path, sha256, baseline, external, "
-            "drafters, granularity, fallback, strict, settings.",
+            "drafters, granularity, fallback, strict, decision_budget_ms, shadow, canary, reload, "
+            "settings.",
         ),
     ],
 )
@@ -124,6 +131,12 @@ def test_drafters_are_given_without_a_policy_and_only_then():
     assert "brings its own drafters" in refused({"path": "policy.pt", "drafters": {"ngram": 8}})
 
 
+def test_a_policy_with_a_pinned_hash_is_not_reloaded():
+    assert read({"path": "policy.pt", "reload": True}).reload
+    sentence = refused({"path": "policy.pt", "reload": True, "sha256": "ab" * 32})
+    assert "a pinned sha256 allows no other file" in sentence
+
+
 RIGHT_TYPES = {
     "path": (str, type(None)),
     "sha256": (str, type(None)),
@@ -133,6 +146,10 @@ RIGHT_TYPES = {
     "granularity": (),
     "fallback": (),
     "strict": (bool,),
+    "decision_budget_ms": (int, float),
+    "shadow": (bool,),
+    "canary": (int, float),
+    "reload": (bool,),
     "settings": (dict,),
     "settings.dormant_after": (int,),
 }
@@ -168,6 +185,11 @@ def test_a_value_of_another_type_is_named(key, value):
         ({"settings": {"ngram_min_match": 0}}, r"bounds 0\.\.4 are not in order; give"),
         ({"settings": {"dormant_after": -1}}, "must be 0 or more"),
         ({"settings": {"max_pending_tokens": -1}}, "must be 0 or more"),
+        ({"canary": -0.1}, r"canary -0\.1 or decision_budget_ms 50 is out of range; give 0\.\.1"),
+        ({"canary": 1.5}, r"canary 1\.5 "),
+        ({"canary": float("nan")}, "canary nan "),
+        ({"decision_budget_ms": -1}, r"decision_budget_ms -1 is out of range"),
+        ({"reload": True}, "Only a policy can be reloaded"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named(change, named):

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..config import from_mapping
-from ..contract import ELSE, Contract, Granularity
+from ..contract import ELSE, NONE, Contract, Granularity
 from ..errors import ConfigError
 
 CONFIG_KEY = "drafting_policy"
@@ -83,8 +83,15 @@ class DraftingPolicyConfig:
         drafters: Longest draft per drafter, needed without a policy: `{"ngram": 8, "eagle3": 4}`.
         granularity: `batch` or `request`, without a policy.
         cutoffs: Survival probabilities that actions choose from, without a policy; see `Contract`.
-        fallback: Static `(drafter, length)` used when a decision fails.
+        fallback: Static `(drafter, length)` used when a decision fails, for requests outside the
+            canary share, and in shadow mode.
         strict: Whether a policy that cannot be used stops the start-up.
+        decision_budget_ms: Milliseconds that a decision may take; a later one is not used, and the
+            static setting serves for a while. 0 sets no limit.
+        shadow: Decide and count, but apply the static setting.
+        canary: Share of the requests that the policy decides for, in 0..1; the others get the
+            static setting.
+        reload: Take a new file at `path` into use, without a restart.
         settings: How the drafters work.
     """
 
@@ -97,6 +104,10 @@ class DraftingPolicyConfig:
     cutoffs: tuple[float, ...] = ()
     fallback: tuple[str, int] = ("none", 0)
     strict: bool = True
+    decision_budget_ms: float = 50.0
+    shadow: bool = False
+    canary: float = 1.0
+    reload: bool = False
     settings: DrafterSettings = field(default_factory=DrafterSettings)
 
     def __post_init__(self) -> None:
@@ -114,6 +125,21 @@ class DraftingPolicyConfig:
             raise ConfigError(
                 f"A policy brings its own drafters; remove 'drafters' from {CONFIG_KEY}."
             )
+        if not 0 <= self.canary <= 1 or not self.decision_budget_ms >= 0:
+            raise ConfigError(
+                f"canary {self.canary:g} or decision_budget_ms {self.decision_budget_ms:g} is out "
+                "of range; give 0..1 and >= 0."
+            )
+        if self.reload and (self.path is None or self.sha256 is not None):
+            raise ConfigError(
+                "Only a policy can be reloaded, and a pinned sha256 allows no other file; give "
+                "'path' without 'sha256', or remove 'reload'."
+            )
+
+    def contract(self) -> Contract:
+        """The contract of these drafters, for a rule or the caller; a policy brings its own."""
+        drafters, lengths = tuple(self.drafters), tuple(self.drafters.values())
+        return Contract((NONE, *drafters), (0, *lengths), self.granularity, self.cutoffs)
 
     @classmethod
     def from_additional_config(cls, additional_config: Any) -> DraftingPolicyConfig | None:

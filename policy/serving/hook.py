@@ -10,6 +10,7 @@ environment), through the same code. Everything version-specific is here and in 
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -106,6 +107,8 @@ class SpeculationHook:
         self.controller = controller
         self.pending: Decision | None = None
         self.last_record: StepRecord | None = None
+        self.decision_s = 0.0
+        self.num_decision_steps = 0
         self.num_faults: Counter[str] = Counter()
         self.num_decisions: Counter[tuple[str, int]] = Counter()
         self.num_drafts: Counter[str] = Counter()
@@ -185,11 +188,15 @@ class SpeculationHook:
             self._builder.forget(record.finished_req_ids)
             self._read_overdue()
             return None
+        started_s = time.perf_counter()
         observation = self._builder.update(record)
         self.pending = Decision(record, observation)
         if self.controller is None:
             return None
-        return self.draft(self.controller.decide(record, observation))
+        actions = self.controller.decide(record, observation)
+        self.decision_s += time.perf_counter() - started_s
+        self.num_decision_steps += 1
+        return self.draft(actions)
 
     @torch.inference_mode()
     def draft(self, actions: np.ndarray) -> DraftTokenIds:
