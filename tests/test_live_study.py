@@ -9,15 +9,23 @@ from policy.baselines.fixed import FixedController
 
 from . import live
 
-NUM_TOKENS = 96
+NUM_TOKENS = 48
 KV_BYTES_PER_LAYER = 2 * 3 * 64 * 4
 """Keys and values of three heads of 64 numbers in float32."""
 
 
 @pytest.fixture(scope="module")
-def blocks(engine):
+def clocked():
+    """An engine of its own: the clock stays on it."""
+    engine = live.make_engine()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def blocks(clocked):
     """A served block of each setting on the same requests, timed by stage."""
-    workload = live.make_workload()
+    engine, workload = clocked, live.make_workload(max_prompts_per_kind=2)
     engine.read_prompts(workload.prompts())
     assert engine.serve(workload.episode(0, 4), NUM_TOKENS).stages_s == {}
     engine.time_stages()
@@ -51,8 +59,8 @@ def test_each_stage_takes_what_it_must(blocks):
         assert own["deciding"] > 0
 
 
-def test_only_the_model_drafter_takes_memory(engine):
-    memory = engine.memory()
+def test_only_the_model_drafter_takes_memory(clocked):
+    memory = clocked.memory()
     assert memory.target_kv_bytes_per_token == 30 * KV_BYTES_PER_LAYER
     assert memory.drafter_kv_bytes_per_token == KV_BYTES_PER_LAYER
     assert memory.target_weight_bytes == pytest.approx(4 * 134.5e6, rel=0.01)  # float32
