@@ -100,8 +100,8 @@ def test_an_empty_environment_variable_says_nothing(monkeypatch):
         (
             {"qqq": 1},
             "Unknown key 'qqq' in drafting_policy; known: path, sha256, baseline, external, "
-            "drafters, granularity, fallback, strict, decision_budget_ms, shadow, canary, reload, "
-            "settings.",
+            "drafters, granularity, cutoffs, fallback, strict, decision_budget_ms, shadow, canary, "
+            "reload, settings.",
         ),
     ],
 )

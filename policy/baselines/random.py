@@ -26,4 +26,5 @@ class RandomController:
 
     def decide(self, record: StepRecord, observation: np.ndarray) -> np.ndarray:
         """Draw an action for every row."""
-        return self._generator.integers(0, self._contract.action_nvec, (record.num_rows, 2))
+        sizes = self._contract.action_nvec
+        return self._generator.integers(0, sizes, (record.num_rows, len(sizes)))
