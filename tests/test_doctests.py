@@ -2,16 +2,17 @@
 
 import doctest
 import importlib
+from pathlib import Path
 
 import pytest
 
-NAMES = [
-    "policy.contract",
-    "policy.step",
-    "policy.observation",
-    "policy.serving.metrics",
-    "policy.training.drafter.schedule",
-]
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for package in ("policy", "envs")
+    for path in (ROOT / package).rglob("*.py")
+    if ">>> " in path.read_text()
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
