@@ -14,6 +14,7 @@ from policy.config import from_mapping
 from policy.errors import ConfigError
 from policy.training.drafter.acceptance import AcceptanceConfig
 from policy.training.drafter.config import DrafterConfig
+from policy.training.drafter.run import train_drafter
 
 from .test_config import as_mapping, hidden_fields
 
@@ -64,6 +65,13 @@ def test_a_wrong_value_is_named_with_its_mend(overrides, sentence):
     with pytest.raises(ConfigError) as refused:
         from_mapping(DrafterConfig, composed(*overrides), where="")
     assert str(refused.value) == sentence
+
+
+def test_a_head_to_compare_with_that_is_not_there_is_refused_at_once(tmp_path):
+    settings = composed(f"out={tmp_path}/out", f"compare_with={tmp_path}/nowhere")
+    with pytest.raises(ConfigError, match=r"nowhere and has no model\.safetensors; give the"):
+        train_drafter(from_mapping(DrafterConfig, settings, where=""), settings)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_misspelt_override_ends_with_one_sentence(tmp_path):

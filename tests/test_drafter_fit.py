@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from policy.step import StepRecord
 from policy.training.drafter.acceptance import Acceptance, AcceptanceCounter, mean_over_kinds
 from policy.training.drafter.export import export_head, read_head
 from policy.training.drafter.fit import FitConfig, fit_head
-from policy.training.drafter.initial import initial_head
+from policy.training.drafter.initial import check_target, initial_head
 from policy.training.drafter.objective import accepted_shares, make_teacher, unrolled_loss
 from policy.training.drafter.report import table
 from policy.training.drafter.samples import Sample
@@ -206,6 +207,24 @@ def test_fitting_helps_and_goes_on_where_it_was_killed(target, states, head, tmp
     fit_head(fit_config(), resumed, teacher, states, path)
     assert torch.load(path, weights_only=True)["done"] == saved["done"]
     assert not torch.equal(resumed.fc.weight, fitted["fc.weight"])
+
+
+@pytest.mark.parametrize(
+    ("aux_layers", "draft_vocab_size", "model_type", "sentence"),
+    [
+        ((1, 5), 20, "llama", "aux_layers is [1, 5] and the target has 4 layers; lower them."),
+        ((1, 4), 41, "llama", "draft_vocab_size is 41 and the target has 40 tokens; lower it."),
+        ((1, 4), 20, "qwen3", "is of type 'qwen3'; choose a Llama as model.target."),
+    ],
+)
+def test_a_target_no_head_can_be_made_for_is_refused(
+    target, aux_layers, draft_vocab_size, model_type, sentence
+):
+    config = SimpleNamespace(**{**target.config.to_dict(), "model_type": model_type})
+    with pytest.raises(ConfigError) as refused:
+        check_target(config, aux_layers, draft_vocab_size)
+    assert str(refused.value).endswith(sentence)
+    check_target(target.config, (1, 4), 40)
 
 
 def test_an_exported_head_is_read_back_as_bfloat16(target, head, tmp_path):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from policy.errors import ConfigError
 
 from .head import DraftHead, HeadShape
 from .vocabulary import DraftVocabulary
@@ -30,6 +33,34 @@ def shape_for(target_config: Any, num_aux: int, draft_vocab_size: int) -> HeadSh
         num_aux=num_aux,
         draft_vocab_size=draft_vocab_size,
     )
+
+
+def check_target(target_config: Any, aux_layers: Sequence[int], draft_vocab_size: int) -> None:
+    """Refuse a target that a head can't be made for, before anything is written.
+
+    Args:
+        target_config: The target's transformers configuration.
+        aux_layers: Number of layers after which the head is to read.
+        draft_vocab_size: Tokens that the head is to draft.
+
+    Raises:
+        ConfigError: If it isn't a Llama, or has too few layers or tokens.
+    """
+    if target_config.model_type != "llama":
+        raise ConfigError(
+            f"The head starts from a layer of Llama and the target is of type "
+            f"'{target_config.model_type}'; choose a Llama as model.target."
+        )
+    if max(aux_layers) > target_config.num_hidden_layers:
+        raise ConfigError(
+            f"aux_layers is {list(aux_layers)} and the target has "
+            f"{target_config.num_hidden_layers} layers; lower them."
+        )
+    if draft_vocab_size > target_config.vocab_size:
+        raise ConfigError(
+            f"draft_vocab_size is {draft_vocab_size} and the target has "
+            f"{target_config.vocab_size} tokens; lower it."
+        )
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ import torch
 from envs.live import REPOSITORY, best_dtype
 from envs.part_files import claim
 from envs.target_model import prepare_target_model
+from policy.errors import ConfigError
 
 from ..atomic import replace_atomically
 from ..hardware import describe_hardware
@@ -24,7 +25,7 @@ from .config import DrafterConfig
 from .cores import in_own_process
 from .export import WEIGHTS_FILE, export_head
 from .fit import fit_head
-from .initial import initial_head
+from .initial import check_target, initial_head
 from .objective import make_teacher
 from .report import table
 from .samples import Sample
@@ -46,10 +47,12 @@ def train_drafter(config: DrafterConfig, resolved: Resolved) -> Path:
         Folder of the head, which vLLM takes as the model of `eagle3`.
 
     Raises:
+        ConfigError: If no head can be made for the target, or the other head isn't there.
         TraceError: If the folder holds work of other settings.
     """
     out = Path(config.out)
     head = out / "head"
+    _check_inputs(config, out)
     _claim_folders(config, out)
     if not (head / WEIGHTS_FILE).exists():
         in_own_process(write_text, config.text, config.model, config.workload, out / "text")
@@ -58,6 +61,21 @@ def train_drafter(config: DrafterConfig, resolved: Resolved) -> Path:
     measured = _measure(config, out, head)
     _write_provenance(config, resolved, measured, out, head)
     return head
+
+
+def _check_inputs(config: DrafterConfig, out: Path) -> None:
+    """Refuse in the first seconds what would fail in an hour."""
+    from transformers import AutoConfig
+
+    target_config = AutoConfig.from_pretrained(prepare_target_model(config.model.target))
+    check_target(target_config, config.aux_layers, config.draft_vocab_size)
+    if config.compare_with is not None:
+        other = Path(config.compare_with)
+        if not (other / WEIGHTS_FILE).is_file() and not other.is_relative_to(out):
+            raise ConfigError(
+                f"compare_with is {config.compare_with} and has no {WEIGHTS_FILE}; give the folder "
+                "of a head, or null."
+            )
 
 
 def _claim_folders(config: DrafterConfig, out: Path) -> None:
