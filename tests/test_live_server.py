@@ -72,7 +72,7 @@ GREEDY = {
     "chat logprobs": chat(logprobs=True, top_logprobs=3),
     "token by token": completion(max_tokens=1),
     "end of the context": completion(
-        [100 + i % 7 for i in range(620)], max_tokens=None, ignore_eos=True
+        [100 + i % 7 for i in range(620)], max_tokens=20, ignore_eos=True
     ),
     "long prompt": completion([3000 + i % 90 for i in range(560)], max_tokens=16),
     **{f"schema {index}": schema_of(index) for index in range(8)},

@@ -22,6 +22,7 @@ from ..errors import DraftgymError
 from .config import DraftingPolicyConfig, check_settings
 from .counts import Reporter, pass_on_in_scheduler, report_from_worker
 from .deployment import RELOAD_INTERVAL_S, Deployment, deploy
+from .draft_sampling import constrain_drafts_by_torch
 from .fit import check_drafters, check_engine
 from .reload import ReloadedPolicy
 from .seeds import rewind_generators_by_state
@@ -112,6 +113,7 @@ def _prepare_runner(runner: Any, vllm_config: Any, config: DraftingPolicyConfig)
     )
     hook.install()
     rewind_generators_by_state(runner)
+    constrain_drafts_by_torch(runner)
     runner.draftgym = hook
     decider = "the caller"
     if deployment is not None:
