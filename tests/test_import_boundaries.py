@@ -16,6 +16,7 @@ TRAINING_ONLY = (
 ENGINE_FILES = {
     "policy/serving/check.py",
     "policy/serving/counts.py",
+    "policy/serving/draft_sampling.py",
     "policy/serving/hook.py",
     "policy/serving/metrics.py",
     "policy/serving/fit.py",

@@ -65,8 +65,8 @@ class Obeyed:
             assert not drafted or member in members_of(self.contract, names[drafter])
             self.used[names[drafter], member, length if drafted == length else None] += 1
         self.mixed += len(set(record.drafter.tolist())) == 1 + len(self.contract.proposers)
-        actions = np.asarray(self.inner.decide(record, observation))
-        actions = self.contract.canonical_actions(np.resize(actions, (record.num_rows, 2)))
+        actions = self.contract.canonical_actions(self.inner.decide(record, observation))
+        actions = np.broadcast_to(actions, (record.num_rows, actions.shape[1]))
         self.asked = dict(zip(record.req_ids, map(tuple, actions.tolist()), strict=True))
         return actions
 
