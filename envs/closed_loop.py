@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from policy.compiled import compiled
 from policy.cost_model import CostModel
 
 from .draft_options import (
@@ -94,7 +94,7 @@ def seconds_alone(
     return np.array([seconds for seconds, _ in served])
 
 
-@njit(nogil=True)
+@compiled
 def _serve(
     options: Options,
     starts: np.ndarray,
@@ -125,7 +125,7 @@ def _serve(
     return seconds, emitted
 
 
-@njit(nogil=True)
+@compiled
 def choose(
     options: Options, prices: Prices, position: np.ndarray, option: np.ndarray, length: np.ndarray
 ) -> None:  # pragma: no cover - compiled
@@ -151,7 +151,7 @@ def choose(
             )
 
 
-@njit(nogil=True)
+@compiled
 def _raise_rate(
     options: Options,
     prices: Prices,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from policy.compiled import compiled
 from policy.contract import MODEL_DRAFTERS, NONE
 from policy.cost_model import FEATURES, CostModel
 
@@ -110,7 +110,7 @@ def fixed_options(traces: Traces, drafter: str = NONE, length: int = 0) -> Optio
     )
 
 
-@njit(nogil=True)
+@compiled
 def step_s(
     options: Options, prices: Prices, position: np.ndarray, option: np.ndarray, length: np.ndarray
 ) -> float:  # pragma: no cover - compiled

@@ -15,9 +15,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from numba import njit
 from stable_baselines3.common.vec_env import VecEnv
 
+from policy.compiled import compiled
 from policy.contract import Contract
 from policy.cost_model import CostModel
 from policy.errors import ConfigError
@@ -58,8 +58,6 @@ OUTCOME = np.dtype(
     align=True,
 )
 """What an env step brought."""
-
-_compiled = njit(nogil=True, error_model="numpy")
 _NONE = np.zeros((1, 2), np.int64)
 
 
@@ -286,7 +284,7 @@ class DraftVecEnv(VecEnv):
         return infos
 
 
-@_compiled
+@compiled
 def _begin_some(
     layout: Layout,
     replay: Replay,
@@ -303,7 +301,7 @@ def _begin_some(
         _begin(layout, replay, engines, mix, episodes, masters, states, work_tokens_per_req, e)
 
 
-@_compiled
+@compiled
 def _step_some(
     layout: Layout,
     replay: Replay,
@@ -338,7 +336,7 @@ def _step_some(
             _begin(layout, replay, engines, mix, episodes, masters, states, work_tokens_per_req, e)
 
 
-@_compiled
+@compiled
 def _begin(
     layout: Layout,
     replay: Replay,
@@ -363,7 +361,7 @@ def _begin(
     advance(layout, replay, engines, mix, states, episode.concurrency, True, e)
 
 
-@_compiled
+@compiled
 def advance(
     layout: Layout,
     replay: Replay,
@@ -387,7 +385,7 @@ def advance(
         run(layout, replay, engines, e)
 
 
-@_compiled
+@compiled
 def _settle_outcome(
     engines: Engines,
     reference_step_time_s: np.ndarray,
@@ -413,7 +411,7 @@ def _settle_outcome(
     outcome.episode_steps = episode.num_steps
 
 
-@_compiled
+@compiled
 def _count_acceptance(engines: Engines, acceptance: np.ndarray, e: int) -> None:
     """Draft and accepted tokens by drafter, as `StepRecord.verified`."""
     for drafter in range(acceptance.shape[1]):

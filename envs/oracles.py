@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from numba import njit
 
+from policy.compiled import compiled
 from policy.contract import NONE
 from policy.cost_model import CostModel
 
@@ -105,7 +105,7 @@ def fraction_of_oracle(oracle_s: np.ndarray | float, policy_s: np.ndarray | floa
     return float(np.sum(oracle_s) / np.sum(policy_s))
 
 
-@njit(nogil=True)
+@compiled
 def _optimal_s(
     options: Options, starts: np.ndarray, first_position: int, prices: Prices
 ) -> np.ndarray:  # pragma: no cover - compiled

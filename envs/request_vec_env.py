@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from numba import njit
 from stable_baselines3.common.vec_env import VecEnv
 
+from policy.compiled import compiled
 from policy.contract import Contract
 from policy.cost_model import CostModel
 from policy.errors import ConfigError
@@ -32,7 +32,6 @@ from .simulator import abort_all, begin_interval, draft, run
 from .simulator_state import Engines, Replay, TraceEngineConfig, make_engines, make_replay
 from .trace_workload import Mix, TraceWorkload, draw_uint64
 
-_compiled = njit(nogil=True, error_model="numpy")
 _FREE = -1
 
 
@@ -274,7 +273,7 @@ class RequestVecEnv(VecEnv):
             share.result()
 
 
-@_compiled
+@compiled
 def _begin_some(
     layout: Layout,
     replay: Replay,
@@ -297,7 +296,7 @@ def _begin_some(
         _seat_and_observe(layout, engines, seats, e)
 
 
-@_compiled
+@compiled
 def _step_some(
     layout: Layout,
     replay: Replay,
@@ -339,7 +338,7 @@ def _step_some(
         _seat_and_observe(layout, engines, seats, e)
 
 
-@_compiled
+@compiled
 def _settle(engines: Engines, seats: Seats, e: int) -> None:
     """Pay for the step's tokens; who ended leaves."""
     for row in range(engines.counters[e].num_rows):
@@ -355,7 +354,7 @@ def _settle(engines: Engines, seats: Seats, e: int) -> None:
             seats.of_slot[e, request.history_slot] = _FREE
 
 
-@_compiled
+@compiled
 def _seat_and_observe(layout: Layout, engines: Engines, seats: Seats, e: int) -> None:
     """Seat those who came and show every decider its row."""
     first, last = seats.first[e], seats.first[e + 1]

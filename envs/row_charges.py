@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from policy.compiled import compiled
 from policy.cost_model import FEATURES
 
 from .simulator import can_read, resolved, wanted_length
@@ -26,8 +26,6 @@ _MODEL_DRAFTS = FEATURES.index("num_model_drafts")
 _PASSES = FEATURES.index("num_draft_passes")
 _PASS_TOKENS = FEATURES.index("num_draft_pass_tokens")
 _DRAFT_CONTEXT = FEATURES.index("num_draft_context_tokens")
-
-_compiled = njit(nogil=True, error_model="numpy")
 
 
 class Reading(NamedTuple):
@@ -48,7 +46,7 @@ class Reading(NamedTuple):
         return cls(np.zeros(shape, np.int32), np.zeros(shape, np.int32))
 
 
-@_compiled
+@compiled
 def note_reading(
     replay: Replay, engines: Engines, e: int, actions: np.ndarray, reading: Reading
 ) -> None:
@@ -70,7 +68,7 @@ def note_reading(
         reading.pending[e, row] = request.num_pending if reads else 0
 
 
-@_compiled
+@compiled
 def charge_rows(
     replay: Replay, engines: Engines, e: int, load: int, reading: Reading, seconds: np.ndarray
 ) -> None:
@@ -123,6 +121,6 @@ def charge_rows(
                 seconds[row] += pass_s / num_sharing
 
 
-@_compiled
+@compiled
 def _context(replay: Replay, request: object) -> int:
     return replay.recorded[request.trace].num_prompt + request.num_emitted  # type: ignore[attr-defined]

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from policy.combinations import resolve
+from policy.compiled import compiled
 from policy.cost_model import FEATURES
 from policy.features import NEVER, Layout, RowTable, observe
 
@@ -31,10 +31,7 @@ _PASS_TOKENS = FEATURES.index("num_draft_pass_tokens")
 _DRAFT_CONTEXT = FEATURES.index("num_draft_context_tokens")
 
 
-_compiled = njit(nogil=True, error_model="numpy")
-
-
-@_compiled
+@compiled
 def begin_interval(engines: Engines, e: int) -> None:
     """Count from here to the next decision."""
     counters = engines.counters[e]
@@ -44,7 +41,7 @@ def begin_interval(engines: Engines, e: int) -> None:
         engines.shape[e, feature] = 0
 
 
-@_compiled
+@compiled
 def abort_all(replay: Replay, engines: Engines, e: int) -> None:
     """End every request; what the observation remembers of the batch stays."""
     for i in range(engines.counters[e].num_reqs):
@@ -53,7 +50,7 @@ def abort_all(replay: Replay, engines: Engines, e: int) -> None:
     counters.num_reqs = counters.num_ended = counters.num_rows = counters.num_queued = 0
 
 
-@_compiled
+@compiled
 def admit(replay: Replay, engines: Engines, e: int, trace: int, max_tokens: int) -> None:
     """Put a recorded request at the end of the queue."""
     i = engines.counters[e].num_reqs
@@ -76,19 +73,19 @@ def admit(replay: Replay, engines: Engines, e: int, trace: int, max_tokens: int)
         request.history_slot = slot
 
 
-@_compiled
+@compiled
 def num_unfinished(engines: Engines, e: int) -> int:
     """Requests admitted and not ended."""
     return engines.counters[e].num_reqs - engines.counters[e].num_ended
 
 
-@_compiled
+@compiled
 def awaits_decision(engines: Engines, e: int) -> bool:
     """Whether a request that goes on got a token in the last step."""
     return engines.counters[e].num_rows > engines.counters[e].num_ended
 
 
-@_compiled
+@compiled
 def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None:
     """Draft as decided, then let the model drafter read what it must not put off.
 
@@ -143,7 +140,7 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
     _read_overdue(replay, engines, e)
 
 
-@_compiled
+@compiled
 def _num_confident(replay: Replay, request: Any, drafter: int, cutoff: float) -> int:
     """Leading tokens of a request's draft whose survival exceeds a cutoff."""
     at = replay.recorded[request.trace].first + request.num_emitted
@@ -154,7 +151,7 @@ def _num_confident(replay: Replay, request: Any, drafter: int, cutoff: float) ->
     return request.draft_length
 
 
-@_compiled
+@compiled
 def wanted_length(replay: Replay, request: Any, drafter: int, length: int) -> int:
     """The longest draft of use to a request, at most the length asked for."""
     source = replay.recorded[request.trace]
@@ -166,13 +163,13 @@ def wanted_length(replay: Replay, request: Any, drafter: int, length: int) -> in
     )
 
 
-@_compiled
+@compiled
 def can_read(request: Any) -> bool:
     """Whether the model drafter can draft for a request at once."""
     return request.is_fresh and request.num_pending > 0
 
 
-@_compiled
+@compiled
 def resolved(
     replay: Replay, engines: Engines, e: int, row: int, drafter: int, length: int
 ) -> tuple[int, int]:
@@ -186,7 +183,7 @@ def resolved(
     return resolve(replay.combinations, engines.history, slot, table, row, drafter, length)
 
 
-@_compiled
+@compiled
 def _read_overdue(replay: Replay, engines: Engines, e: int) -> None:
     """As `ModelDrafter.read_overdue`: prompts at once while awake, nothing while dormant."""
     if replay.model == 0:
@@ -212,7 +209,7 @@ def _read_overdue(replay: Replay, engines: Engines, e: int) -> None:
             request.num_pending = 0
 
 
-@_compiled
+@compiled
 def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
     """One engine step: schedule, verify, record, observe."""
     _remove_ended(replay, engines, e)
@@ -308,7 +305,7 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
         _read_overdue(replay, engines, e)
 
 
-@_compiled
+@compiled
 def _let_model_wait(request: Any, num_final: int, most: int) -> None:
     """Final positions wait for the model drafter; more than one pass could read are lost."""
     request.num_final = num_final
@@ -318,7 +315,7 @@ def _let_model_wait(request: Any, num_final: int, most: int) -> None:
         request.num_pending = 0
 
 
-@_compiled
+@compiled
 def _emit(request: Any, source: Any, counters: Any, row: Any, accepted: int) -> None:
     """Give a request the accepted tokens and one more, and the record a row."""
     before = request.num_emitted
@@ -336,7 +333,7 @@ def _emit(request: Any, source: Any, counters: Any, row: Any, accepted: int) -> 
     row.num_emitted_tokens = accepted + 1
 
 
-@_compiled
+@compiled
 def _settle(pledge: Any, num_emitted: int) -> int:
     """Accepted tokens of the open offer once the outputs decide it, else -1."""
     if pledge.start < 0:
@@ -347,7 +344,7 @@ def _settle(pledge: Any, num_emitted: int) -> int:
     return pledge.accepted
 
 
-@_compiled
+@compiled
 def _charge(replay: Replay, engines: Engines, e: int) -> None:
     """Price the step and add it to what was done since the last decision."""
     counters, load, rows = engines.counters[e], engines.load[e], engines.table.rows[e]
@@ -382,7 +379,7 @@ def _charge(replay: Replay, engines: Engines, e: int) -> None:
     counters.prefill_seconds += work[_PREFILL] * prices[_PREFILL]
 
 
-@_compiled
+@compiled
 def _observe(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
     num_rows = engines.counters[e].num_rows
     slots = np.empty(1 + num_rows if replay.per_request else 1, np.int64)
@@ -400,14 +397,14 @@ def _observe(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
     )
 
 
-@_compiled
+@compiled
 def _table(engines: Engines, e: int) -> RowTable:
     """The last step's rows of one engine."""
     table = engines.table
     return RowTable(table.rows[e], table.told[e], table.offer_survival[e], table.survival[e])
 
 
-@_compiled
+@compiled
 def _remove_ended(replay: Replay, engines: Engines, e: int) -> None:
     """Close the ranks over requests that ended in the last step."""
     counters, requests, pledges = engines.counters[e], engines.requests[e], engines.pledges[e]
@@ -427,13 +424,13 @@ def _remove_ended(replay: Replay, engines: Engines, e: int) -> None:
     counters.num_ended = 0
 
 
-@_compiled
+@compiled
 def first_history_slot(replay: Replay, engines: Engines, e: int) -> int:
     """The engine's first slot of the history, the batch's; its requests' follow."""
     return e * (1 + engines.slot_is_used.shape[1]) if replay.per_request else e
 
 
-@_compiled
+@compiled
 def _free_history(replay: Replay, engines: Engines, e: int, i: int) -> None:
     """Forget a request, where the observation remembers requests."""
     if not replay.per_request:

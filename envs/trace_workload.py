@@ -10,16 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from policy.compiled import compiled
 from policy.cost_model import CostModel, StepShape
 from policy.errors import ConfigError
 
 from .reward import LoadReference
 from .traces import Traces
 from .workload import ClosedLoop, Episode, Slot, WorkloadRequest, endless_slots
-
-_compiled = njit(nogil=True, error_model="numpy")
 
 
 class Mix(NamedTuple):
@@ -169,7 +167,7 @@ class TraceWorkload:
         return references
 
 
-@_compiled
+@compiled
 def draw_uint64(states: np.ndarray, e: int) -> np.uint64:
     """The next number of generator `e`: splitmix64, whose state is a counter."""
     states[e] += np.uint64(0x9E3779B97F4A7C15)
@@ -179,19 +177,19 @@ def draw_uint64(states: np.ndarray, e: int) -> np.uint64:
     return number ^ (number >> np.uint64(31))
 
 
-@_compiled
+@compiled
 def draw_fraction(states: np.ndarray, e: int) -> float:
     """A number in [0, 1)."""
     return (draw_uint64(states, e) >> np.uint64(11)) * (1.0 / (1 << 53))
 
 
-@_compiled
+@compiled
 def draw_concurrency(mix: Mix, states: np.ndarray, e: int) -> int:
     """An episode's number of requests in flight."""
     return mix.concurrency[int(draw_fraction(states, e) * len(mix.concurrency))]
 
 
-@_compiled
+@compiled
 def draw_request(mix: Mix, states: np.ndarray, e: int, is_first_wave: bool) -> tuple[int, int]:
     """A recorded request and its token limit."""
     share = draw_fraction(states, e)

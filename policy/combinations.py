@@ -17,12 +17,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from .compiled import compiled
 from .contract import LONGEST_EXPECTED, Contract
 from .features import ACCEPTANCE_POSITIONS, COUNTERFACTUAL, History, Layout, RowTable, recent
-
-_compiled = njit(nogil=True, error_model="numpy")
 
 
 class Combinations(NamedTuple):
@@ -53,7 +51,7 @@ class Combinations(NamedTuple):
         return cls(token, model, max_lengths, min_match, Layout.of(contract))
 
 
-@_compiled
+@compiled
 def resolve(
     combinations: Combinations,
     history: History,
@@ -92,7 +90,7 @@ def resolve(
     return (drafter, length) if length > 0 else (0, 0)
 
 
-@_compiled
+@compiled
 def resolve_rows(
     combinations: Combinations,
     history: History,
@@ -117,7 +115,7 @@ def resolve_rows(
         )
 
 
-@_compiled
+@compiled
 def _longest_expected(
     combinations: Combinations,
     history: History,
@@ -150,7 +148,7 @@ def _longest_expected(
     return chosen
 
 
-@_compiled
+@compiled
 def _expected_of_rates(
     total: np.ndarray, weight: np.ndarray, prior: np.ndarray, length: int
 ) -> float:  # pragma: no cover - compiled

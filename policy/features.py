@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from .compiled import compiled
 from .contract import (
     MODEL_DRAFTERS,
     NUM_ACCEPTANCE_POSITIONS,
@@ -159,7 +159,7 @@ class RowTable(NamedTuple):
         )
 
 
-@njit(nogil=True, error_model="numpy")
+@compiled
 def observe(
     layout: Layout,
     history: History,
@@ -197,7 +197,7 @@ def observe(
         out[row, num_fields + 2 :] = own[_FIRST_DRAFTER:]
 
 
-@njit(nogil=True, error_model="numpy")
+@compiled
 def _observe_group(
     layout: Layout,
     history: History,
@@ -279,7 +279,7 @@ def _observe_group(
         out[index] = min(max(value, low[index]), high[index])
 
 
-@njit(nogil=True, error_model="numpy")
+@compiled
 def _add_samples(
     is_model: bool,
     total: np.ndarray,
@@ -324,7 +324,7 @@ def _add_samples(
     return used
 
 
-@njit(nogil=True, error_model="numpy")
+@compiled
 def recent(
     total: np.ndarray, weight: np.ndarray, prior: np.ndarray, sample: int
 ) -> float:  # pragma: no cover - compiled
@@ -332,7 +332,7 @@ def recent(
     return (total[sample] + prior[sample]) / (weight[sample] + 1)
 
 
-@njit(nogil=True, error_model="numpy")
+@compiled
 def _mean(values: np.ndarray, first: int, last: int) -> float:  # pragma: no cover - compiled
     total = 0  # whole numbers add up faster as such; Numba compiles both
     for row in range(first, last):
@@ -340,7 +340,7 @@ def _mean(values: np.ndarray, first: int, last: int) -> float:  # pragma: no cov
     return total / (last - first)
 
 
-@njit(nogil=True, error_model="numpy")
+@compiled
 def _mean_sum(
     survival: np.ndarray, counts: np.ndarray, first: int, last: int
 ) -> float:  # pragma: no cover - compiled

@@ -25,7 +25,7 @@ ENGINE_FILES = {
 }
 SERVING_MAY_IMPORT = (
     *("policy.contract", "policy.step", "policy.observation", "policy.artifact"),
-    "policy.combinations",
+    *("policy.combinations", "policy.compiled"),
     *("policy.controllers", "policy.baselines", "policy.config", "policy.errors"),
     "policy.serving",
 )

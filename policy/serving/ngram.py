@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from numba import njit
 
+from ..compiled import compiled
 from ..step import TokenOffer
 from .pledges import Pledges
 from .token_drafter import NO_SURVIVAL, Contexts, Draft
 
 
-@njit
+@compiled
 def _longest_match(
     tokens: np.ndarray, min_match: int, max_match: int
 ) -> tuple[int, int, int]:  # pragma: no cover - compiled
@@ -59,7 +59,7 @@ def _longest_match(
     return num_tokens - 1 - position + longest, longest, count
 
 
-@njit
+@compiled
 def _draft_rows(
     token_ids: np.ndarray,
     rows: np.ndarray,
@@ -84,7 +84,7 @@ def _draft_rows(
         found[i, 2] = num_draft_tokens
 
 
-@njit
+@compiled
 def drafts_along(
     token_ids: np.ndarray,
     num_prompt_tokens: int,
