@@ -28,6 +28,7 @@ from policy.features import Layout
 
 from .draft_vec_env import advance
 from .row_charges import Reading, charge_rows, note_reading
+from .row_worth import Worth, value_rows
 from .simulator import abort_all, begin_interval, draft, run
 from .simulator_state import Engines, Replay, TraceEngineConfig, make_engines, make_replay
 from .trace_workload import Mix, TraceWorkload, draw_uint64
@@ -51,6 +52,9 @@ class Seats(NamedTuple):
         price: Tokens that the time of a plain token is worth in each engine, float64 `[engines]`.
         num_tokens: Output tokens of each engine since they were last counted, int64 `[engines]`.
         charged_s: Seconds they took, prompts left out, float64 `[engines]`.
+        table: The contract's canonical actions, int64 `[actions, len(action_nvec)]`.
+        worth_tokens: See `Worth.tokens`, float32 `[seats, actions]`.
+        worth_steps: See `Worth.plain_steps`, float32 `[seats, actions]`.
     """
 
     first: np.ndarray
@@ -64,12 +68,16 @@ class Seats(NamedTuple):
     price: np.ndarray
     num_tokens: np.ndarray
     charged_s: np.ndarray
+    table: np.ndarray
+    worth_tokens: np.ndarray
+    worth_steps: np.ndarray
 
     @classmethod
     def empty(cls, loads: Sequence[int], engines: Engines, contract: Contract) -> Seats:
         """Engines whose requests have yet to come."""
         first = np.cumsum([0, *loads])
         num_seats = int(first[-1])
+        table = contract.action_table
         return cls(
             first=first,
             of_slot=np.full(engines.slot_is_used.shape, _FREE, np.int32),
@@ -82,6 +90,9 @@ class Seats(NamedTuple):
             price=np.ones(len(loads)),
             num_tokens=np.zeros(len(loads), np.int64),
             charged_s=np.zeros(len(loads)),
+            table=table,
+            worth_tokens=np.zeros((num_seats, len(table)), np.float32),
+            worth_steps=np.zeros((num_seats, len(table)), np.float32),
         )
 
 
@@ -195,6 +206,12 @@ class RequestVecEnv(VecEnv):
         seats.num_tokens[:] = 0
         seats.charged_s[:] = 0
         return taken
+
+    def worth(self) -> Worth:
+        """What each canonical action would have been worth in the last step, beside the others'."""
+        seats = self._seats
+        price = np.repeat(seats.price, self.loads).astype(np.float32)
+        return Worth(seats.worth_tokens.copy(), seats.worth_steps.copy(), price)
 
     def set_prices(self, speedups: Mapping[int, float]) -> None:
         """Pay time by the speed that is reached now.
@@ -319,17 +336,23 @@ def _step_some(
             if seat_of_row[row] != _FREE:
                 seat_of_row[row] += seats.first[e]
                 actions[row] = seats.action[seat_of_row[row]]
-        seats.reward[seats.first[e] : seats.first[e + 1]] = 0
-        seats.done[seats.first[e] : seats.first[e + 1]] = False
+        mine = slice(seats.first[e], seats.first[e + 1])
+        seats.reward[mine] = seats.worth_tokens[mine] = seats.worth_steps[mine] = 0
+        seats.done[mine] = False
         begin_interval(engines, e)
         note_reading(replay, engines, e, actions, reading)
+        tokens, added_s = np.zeros((2, num_rows, len(seats.table)), np.float32)
+        value_rows(replay, engines, e, load, actions, seats.table, reading, tokens, added_s)
         draft(replay, engines, e, actions)
         seconds = np.zeros(num_rows)
         charge_rows(replay, engines, e, load, reading, seconds)
         for row in range(num_rows):
-            if seat_of_row[row] != _FREE:
-                plain_tokens = 1 + load * seconds[row] / reference_s[e]
-                seats.reward[seat_of_row[row]] = -seats.price[e] * plain_tokens
+            seat = seat_of_row[row]
+            if seat != _FREE:
+                plain_steps = load / reference_s[e]  # that a second is worth to one of `load`
+                seats.reward[seat] = -seats.price[e] * (1 + plain_steps * seconds[row])
+                seats.worth_tokens[seat] = tokens[row]
+                seats.worth_steps[seat] = 1 + plain_steps * added_s[row]
         run(layout, replay, engines, e)
         _settle(engines, seats, e)
         advance(layout, replay, engines, mix, states, load, False, e)

@@ -129,8 +129,12 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
             if is_model[drafter]:
                 request.num_made = request.draft_length
             if has_cutoffs and replay.teller[drafter] >= 0:
-                request.draft_length = _num_confident(
-                    replay, request, drafter, replay.cutoffs[actions[at, 2]]
+                request.draft_length = num_confident(
+                    replay,
+                    request,
+                    drafter,
+                    replay.cutoffs[actions[at, 2]],
+                    request.draft_length,
                 )
             request.draft_drafter = drafter if request.draft_length > 0 else 0
     if num_model_rows > 0:
@@ -141,14 +145,14 @@ def draft(replay: Replay, engines: Engines, e: int, actions: np.ndarray) -> None
 
 
 @compiled
-def _num_confident(replay: Replay, request: Any, drafter: int, cutoff: float) -> int:
+def num_confident(replay: Replay, request: Any, drafter: int, cutoff: float, length: int) -> int:
     """Leading tokens of a request's draft whose survival exceeds a cutoff."""
     at = replay.recorded[request.trace].first + request.num_emitted
     survival = replay.survival[replay.teller[drafter], at]
-    for position in range(request.draft_length):
+    for position in range(length):
         if survival[position] <= cutoff:  # what is not known is NaN
             return position
-    return request.draft_length
+    return length
 
 
 @compiled

@@ -72,6 +72,7 @@ def learn(model, folder, total_timesteps=256, max_minutes=None, every=64):
         ppo=SimpleNamespace(total_timesteps=total_timesteps, max_minutes=max_minutes),
         checkpoint_every=every,
         imitate=None,
+        counterfactual=None,
     )
     tracking = SimpleNamespace(run_id="abc")
     recorder = ObservationRecorder()

@@ -97,7 +97,8 @@ def test_there_are_groups_and_experiments():
     groups = {option.split("=")[0] for option in OPTIONS}
     assert {"experiment", "logger", "drafters", "ppo"} <= groups
     assert groups - {"experiment"} == set(composed()) - {
-        *("seed", "checkpoint_every", "resume", "start_from", "imitate", "pretrain", "output_dir")
+        *("seed", "checkpoint_every", "resume", "start_from", "imitate"),
+        *("counterfactual", "pretrain", "output_dir"),
     }
 
 

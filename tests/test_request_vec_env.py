@@ -181,6 +181,51 @@ def test_a_pass_is_shared_by_those_whose_drafts_are_that_long(make_vec_env, pric
         )
 
 
+@pytest.mark.parametrize("cutoffs", [(), (0.3,)], ids=["whole", "cut"])
+@pytest.mark.parametrize("seat", [0, 5, 9, 13, 20])
+def test_worth_is_the_difference_that_each_action_of_one_request_makes(cutoffs, seat):
+    """Every action is taken in an engine of its own; the others do the same in all of them.
+
+    Context is free, as above; tokens that wait for the model drafter are, by definition.
+    """
+    free = {"num_context_tokens": 0.0, "num_draft_context_tokens": 0.0}
+    prices = CostModel.from_weights({**PRICES_S, **free}, token_draft_share=0.05)
+    contract = TRACES.contract(granularity="request", cutoffs=cutoffs)
+    settings = TraceEngineConfig(has_prefill=False, max_pending_tokens=10_000)
+    table, made = contract.action_table, []
+    for action in table:
+        vec_env = RequestVecEnv(WORKLOAD, prices, contract, settings, SEATS, 5, 1)
+        observations = vec_env.reset()
+        rng = np.random.default_rng(seat)
+        for _ in range(7):
+            observations, *_ = vec_env.step(table[rng.integers(0, len(table), NUM_SEATS)])
+        vec_env.take_throughput()
+        actions = table[rng.integers(0, len(table), NUM_SEATS)]
+        actions[seat] = action
+        vec_env.step(actions)
+        load = int(np.repeat(vec_env.loads, vec_env.loads)[seat])
+        num_tokens, charged_s = vec_env.take_throughput()[load]
+        if table[:, 0][len(made)] == 2 and vec_env.worth().tokens[seat].any():
+            waiting = round(
+                2 ** observations[seat, column(vec_env, "request_eagle3_pending_tokens_log2")]
+            )
+            charged_s -= max(0, waiting - 1) * PRICES_S["num_draft_pass_tokens"]
+        made.append((num_tokens, charged_s, vec_env.worth()))
+        vec_env.close()
+    reference_s = vec_env.references[load].step_time_s
+    first_tokens, first_s, first = made[0]
+    assert first.tokens[seat].any(), "nobody decides in this seat; the test would show nothing"
+    for number, (num_tokens, charged_s, worth) in enumerate(made):
+        np.testing.assert_array_equal(worth.tokens[seat], first.tokens[seat])
+        np.testing.assert_allclose(worth.plain_steps[seat], first.plain_steps[seat], rtol=1e-6)
+        assert worth.price[seat] == 1
+        more = worth.tokens[seat, number] - worth.tokens[seat, 0]
+        assert num_tokens - first_tokens == more
+        longer_s = (worth.plain_steps[seat, number] - 1) * reference_s / load
+        assert charged_s - first_s == pytest.approx(longer_s, abs=1e-7), table[number]
+    assert len(set(first.plain_steps[seat].tolist())) > 3
+
+
 def column(vec_env, name):
     return vec_env.contract.field_names.index(name)
 

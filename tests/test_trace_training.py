@@ -159,6 +159,17 @@ def test_a_training_in_which_every_request_decides_can_be_resumed(overrides, tmp
     assert differences(parameters_of(resumed.folder), parameters_of(whole.folder)) == []
 
 
+def test_advantages_that_are_known_teach_otherwise_and_can_be_resumed(overrides, tmp_path):
+    guessed = (*PER_REQUEST, "imitate=null")
+    known = (*guessed, "counterfactual={decay: 0.8, prior_steps: 4}")
+    whole = trained(tmp_path / "whole", *overrides, *known)
+    half = whole.folder / "checkpoints" / "step_00000128"
+    resumed = trained(tmp_path / "resumed", *overrides, *known, f"resume={half}")
+    assert differences(parameters_of(resumed.folder), parameters_of(whole.folder)) == []
+    estimated = trained(tmp_path / "estimated", *overrides, *guessed)
+    assert differences(parameters_of(estimated.folder), parameters_of(whole.folder))
+
+
 def test_a_second_stage_begins_with_the_weights_of_the_first(overrides, tmp_path, monkeypatch):
     """As `experiment=curriculum`, whose second stage is live: here both stages are on traces."""
     config, resolved = config_of(f"output_dir={tmp_path}", *overrides)
@@ -259,6 +270,15 @@ def test_a_signal_saves_and_the_training_goes_on_from_there(overrides, tmp_path)
         (["env.trace.num_envs=0"], "trace.num_envs is 0"),
         (["env.trace.seats_per_load=0"], "trace.seats_per_load is 0"),
         (["imitate={rule: {name: goodput}}", "start_from=a"], "both give the first weights"),
+        (["counterfactual={}"], "known for each request on traces"),
+        (
+            ["env.granularity=request", "counterfactual={decay: 1.5}"],
+            "counterfactual.decay is 1.5",
+        ),
+        (
+            ["env.granularity=request", "counterfactual={prior_steps: 0}"],
+            "counterfactual.prior_steps is 0",
+        ),
         (["ppo.final_learning_rate=-1.0"], "ppo.final_learning_rate is -1.0"),
         (["resume=a", "start_from=b"], "resume goes on with a run"),
         (["resume=nowhere"], "No checkpoint at nowhere"),

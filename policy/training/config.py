@@ -16,6 +16,7 @@ from envs.workload import WorkloadConfig
 
 from ..contract import Granularity
 from ..errors import ConfigError
+from .counterfactual import CounterfactualConfig
 from .imitation import ImitationConfig
 
 
@@ -211,6 +212,8 @@ class TrainConfig:
         resume: Folder of a checkpoint to go on from; null starts anew.
         start_from: Folder of a checkpoint whose weights a new training begins with.
         imitate: A rule whose decisions the network learns first; null begins at random.
+        counterfactual: Advantages from what every action would have earned; null estimates them
+            from what was done (GAE).
         pretrain: A training on other environments that comes first and gives the weights.
         output_dir: Folder of the run.
     """
@@ -228,6 +231,7 @@ class TrainConfig:
     resume: str | None = None
     start_from: str | None = None
     imitate: ImitationConfig | None = None
+    counterfactual: CounterfactualConfig | None = None
     pretrain: PretrainConfig | None = None
     output_dir: str = "outputs"
 
@@ -246,6 +250,11 @@ class TrainConfig:
             raise ConfigError("A rule is imitated on traces; add env=trace or make imitate null.")
         if self.imitate is not None and self.start_from:
             raise ConfigError("imitate and start_from both give the first weights; keep one.")
+        if self.counterfactual is not None and self.env.granularity != "request":
+            raise ConfigError(
+                "What every action would have earned is known for each request on traces; add "
+                "env.granularity=request or make counterfactual null."
+            )
         if self.checkpoint_every < 1:
             raise ConfigError(f"checkpoint_every is {self.checkpoint_every}; make it 1 or more.")
         if not 0 <= self.seed < 2**32:

@@ -22,6 +22,7 @@ from .callbacks import CheckpointCallback, ObservationRecorder, StopCallback
 from .checkpoint import Checkpoint, find_checkpoint, restore, start_from
 from .comparison import best_settings, compare, compare_settings
 from .config import PretrainConfig, Resolved, TrainConfig
+from .counterfactual import CounterfactualAdvantages
 from .evaluate import Evaluation, evaluate
 from .export import export_policy
 from .hardware import describe_hardware
@@ -169,6 +170,9 @@ def _learn(
     callbacks = [_throughput_callback(config, vec_env), recorder, saver, stopper]
     if config.imitate is not None and model.num_timesteps == 0:
         callbacks.append(CriticFirst(config.imitate.critic_rollouts))
+    env = unwrapped(vec_env)
+    if config.counterfactual is not None and isinstance(env, RequestVecEnv):
+        callbacks.append(CounterfactualAdvantages(env, config.counterfactual))
     try:
         model.learn(
             max(0, steps_left), CallbackList(callbacks), log_interval=1, reset_num_timesteps=False

@@ -1,0 +1,151 @@
+"""What every action of every request would bring and cost, beside what the others decided.
+
+Only a recording can tell. A draft costs the time by which it lengthens the step: a pass that others
+need anyway is free, while `envs.row_charges` shares it, so that its charges add up. What an action
+changes is what a learner has to know; with shared charges nobody would draft with the model
+drafter once few do.
+
+Tokens that wait for the model drafter cost nothing here: most are read sooner or later.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from policy.compiled import compiled
+from policy.cost_model import FEATURES
+
+from .row_charges import Reading
+from .simulator import can_read, num_confident, resolved, wanted_length
+from .simulator_state import Engines, Replay
+
+_STEPS = FEATURES.index("num_engine_steps")
+_VERIFIED = FEATURES.index("num_verified_tokens")
+_CONTEXT = FEATURES.index("num_context_tokens")
+_MODEL_DRAFTS = FEATURES.index("num_model_drafts")
+_PASSES = FEATURES.index("num_draft_passes")
+_PASS_TOKENS = FEATURES.index("num_draft_pass_tokens")
+_DRAFT_CONTEXT = FEATURES.index("num_draft_context_tokens")
+
+
+class Worth(NamedTuple):
+    """What the actions of a step's decisions were worth.
+
+    Attributes:
+        tokens: Output tokens that each action would have brought, float32 `[requests, actions]`;
+            0 where nobody decided.
+        plain_steps: Time that it would have been charged, in steps of no speculation, float32
+            `[requests, actions]`.
+        price: Tokens that such a step is worth at the request's load, float32 `[requests]`.
+    """
+
+    tokens: np.ndarray
+    plain_steps: np.ndarray
+    price: np.ndarray
+
+
+@compiled
+def value_rows(
+    replay: Replay,
+    engines: Engines,
+    e: int,
+    load: int,
+    actions: np.ndarray,
+    table: np.ndarray,
+    reading: Reading,
+    tokens: np.ndarray,
+    seconds: np.ndarray,
+) -> None:
+    """Value every action of every row; call between `row_charges.note_reading` and `draft`.
+
+    Args:
+        replay: Traces and prices.
+        engines: Before the drafts.
+        e: The engine.
+        load: Requests that will run.
+        actions: What the rows decided, int64 `[rows, …]`.
+        table: The contract's canonical actions, int64 `[actions, …]`.
+        reading: Of the decided drafts.
+        tokens: Output tokens that the action would bring, filled in, float32 `[rows, actions]`.
+        seconds: By how much it would lengthen the step, filled in, float32 `[rows, actions]`.
+    """
+    num_rows, prices = engines.counters[e].num_rows, replay.seconds[load]
+    own_verified = np.zeros(num_rows, np.int64)
+    has_token_draft = np.zeros(num_rows, np.bool_)
+    num_sharing = np.zeros(replay.max_num_speculative_tokens + 1, np.int64)  # by pass
+    num_verified, num_context = load, 0
+    for row in range(num_rows):
+        request = engines.requests[e, engines.row_entry[e, row]]
+        drafter, _, verified, _ = _draft(replay, engines, e, row, actions[row])
+        own_verified[row] = verified
+        has_token_draft[row] = verified > 0 and not replay.is_model[drafter]
+        num_verified += verified
+        num_context += _context(replay, request)
+        num_sharing[1 : reading.passes[e, row] + 1] += 1
+    token_draft_share = replay.token_draft_share
+    num_token_drafts = has_token_draft.sum()
+    for row in range(num_rows):
+        request = engines.requests[e, engines.row_entry[e, row]]
+        num_sharing[1 : reading.passes[e, row] + 1] -= 1  # from here on, of the others
+        others_look_up = num_token_drafts > has_token_draft[row]
+        alone_s = prices[_STEPS] + num_context * prices[_CONTEXT]
+        alone_s += (num_verified - own_verified[row]) * prices[_VERIFIED]
+        for action in range(len(table)):
+            drafter, made, verified, accepted = _draft(replay, engines, e, row, table[action])
+            target_s = verified * prices[_VERIFIED]
+            total_s = target_s + (token_draft_share * target_s if others_look_up else 0.0)
+            if made > 0 and replay.is_model[drafter]:
+                total_s += _reading_s(prices, num_sharing, made)
+                total_s += _context(replay, request) * prices[_DRAFT_CONTEXT]
+            elif verified > 0 and not others_look_up:
+                total_s += token_draft_share * (alone_s + target_s)
+            tokens[row, action] = 1 + accepted
+            seconds[row, action] = total_s
+        num_sharing[1 : reading.passes[e, row] + 1] += 1
+
+
+@compiled
+def _reading_s(prices: np.ndarray, num_sharing: np.ndarray, made: int) -> float:
+    """Seconds by which one more draft of the model drafter lengthens its work.
+
+    Args:
+        prices: Seconds per feature.
+        num_sharing: Other requests whose drafts take at least so many passes, `[1 + length]`.
+        made: Tokens of the draft.
+    """
+    longest = 0
+    while longest + 1 < len(num_sharing) and num_sharing[longest + 1] > 0:
+        longest += 1
+    num_others = num_sharing[1]
+    new_longest = max(longest, made)  # every reader takes part in every pass
+    num_tokens = (new_longest - 1) * (num_others + 1) - max(0, longest - 1) * num_others
+    total_s = (new_longest - longest) * prices[_PASSES] + num_tokens * prices[_PASS_TOKENS]
+    return total_s + (prices[_MODEL_DRAFTS] if num_others == 0 else 0.0)
+
+
+@compiled
+def _draft(
+    replay: Replay, engines: Engines, e: int, row: int, action: np.ndarray
+) -> tuple[int, int, int, int]:
+    """Who would draft for a row, and how many tokens would be made, verified and accepted."""
+    request = engines.requests[e, engines.row_entry[e, row]]
+    source = replay.recorded[request.trace]
+    drafter, length = resolved(replay, engines, e, row, action[0], action[1])
+    length = wanted_length(replay, request, drafter, length)
+    is_model = replay.is_model[drafter]
+    if length <= 0 or (is_model and not can_read(request)):
+        return drafter, 0, 0, 0
+    if request.num_emitted >= source.num_outputs:
+        return drafter, length if is_model else 0, 0, 0
+    offer = replay.offers[source.first + request.num_emitted, drafter]
+    verified = min(length, offer.length)
+    if len(action) > 2 and replay.teller[drafter] >= 0:
+        verified = num_confident(replay, request, drafter, replay.cutoffs[action[2]], verified)
+    return drafter, length, verified, min(verified, offer.accepted)
+
+
+@compiled
+def _context(replay: Replay, request: object) -> int:
+    return replay.recorded[request.trace].num_prompt + request.num_emitted  # type: ignore[attr-defined]
