@@ -12,16 +12,11 @@ import math
 import numpy as np
 
 from policy.compiled import compiled
-from policy.cost_model import CostModel
+from policy.cost_model import DRAFT_CONTEXT, MODEL_DRAFTS, PASS_TOKENS, PASSES, VERIFIED, CostModel
 
 from .draft_options import (
-    DRAFT_CONTEXT,
     MODEL,
-    MODEL_DRAFTS,
-    PASS_TOKENS,
-    PASSES,
     TOKEN,
-    VERIFIED,
     Options,
     Prices,
     prices_at,

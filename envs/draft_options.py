@@ -12,20 +12,21 @@ import numpy as np
 
 from policy.compiled import compiled
 from policy.contract import MODEL_DRAFTERS, NONE
-from policy.cost_model import FEATURES, CostModel
+from policy.cost_model import (
+    CONTEXT,
+    DRAFT_CONTEXT,
+    MODEL_DRAFTS,
+    PASS_TOKENS,
+    PASSES,
+    STEPS,
+    VERIFIED,
+    CostModel,
+)
 
 from .traces import Traces
 
 PLAIN, TOKEN, MODEL = 0, 1, 2
 """What an option's draft is paid for: nothing, a look-up, passes of the model drafter."""
-
-STEPS = FEATURES.index("num_engine_steps")
-VERIFIED = FEATURES.index("num_verified_tokens")
-CONTEXT = FEATURES.index("num_context_tokens")
-MODEL_DRAFTS = FEATURES.index("num_model_drafts")
-PASSES = FEATURES.index("num_draft_passes")
-PASS_TOKENS = FEATURES.index("num_draft_pass_tokens")
-DRAFT_CONTEXT = FEATURES.index("num_draft_context_tokens")
 
 
 class Options(NamedTuple):

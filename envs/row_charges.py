@@ -14,18 +14,18 @@ from typing import NamedTuple
 import numpy as np
 
 from policy.compiled import compiled
-from policy.cost_model import FEATURES
+from policy.cost_model import (
+    CONTEXT,
+    DRAFT_CONTEXT,
+    MODEL_DRAFTS,
+    PASS_TOKENS,
+    PASSES,
+    STEPS,
+    VERIFIED,
+)
 
 from .simulator import can_read, resolved, wanted_length
 from .simulator_state import Engines, Replay
-
-_STEPS = FEATURES.index("num_engine_steps")
-_VERIFIED = FEATURES.index("num_verified_tokens")
-_CONTEXT = FEATURES.index("num_context_tokens")
-_MODEL_DRAFTS = FEATURES.index("num_model_drafts")
-_PASSES = FEATURES.index("num_draft_passes")
-_PASS_TOKENS = FEATURES.index("num_draft_pass_tokens")
-_DRAFT_CONTEXT = FEATURES.index("num_draft_context_tokens")
 
 
 class Reading(NamedTuple):
@@ -93,21 +93,21 @@ def charge_rows(
         longest = max(longest, passes[row])
         num_readers += passes[row] > 0
         num_verified += request.draft_length
-        num_context += _context(replay, request)
+        num_context += context_of(replay, request)
         if request.draft_length > 0:
             if replay.is_model[request.draft_drafter]:
                 num_model_drafts += 1
             else:
                 num_token_drafts += 1
-    target_s = prices[_STEPS] + num_verified * prices[_VERIFIED] + num_context * prices[_CONTEXT]
+    target_s = prices[STEPS] + num_verified * prices[VERIFIED] + num_context * prices[CONTEXT]
     for row in range(num_rows):
         request = requests[row_entry[row]]
-        total_s = request.draft_length * prices[_VERIFIED]
-        total_s += pending[row] * prices[_PASS_TOKENS]
+        total_s = request.draft_length * prices[VERIFIED]
+        total_s += pending[row] * prices[PASS_TOKENS]
         if request.draft_length > 0:
             if replay.is_model[request.draft_drafter]:
-                total_s += prices[_MODEL_DRAFTS] / num_model_drafts
-                total_s += _context(replay, request) * prices[_DRAFT_CONTEXT]
+                total_s += prices[MODEL_DRAFTS] / num_model_drafts
+                total_s += context_of(replay, request) * prices[DRAFT_CONTEXT]
             else:
                 total_s += replay.token_draft_share * target_s / num_token_drafts
         seconds[row] = total_s
@@ -115,12 +115,13 @@ def charge_rows(
         num_sharing = 0
         for row in range(num_rows):
             num_sharing += passes[row] >= number
-        pass_s = prices[_PASSES] + (num_readers * prices[_PASS_TOKENS] if number > 1 else 0.0)
+        pass_s = prices[PASSES] + (num_readers * prices[PASS_TOKENS] if number > 1 else 0.0)
         for row in range(num_rows):
             if passes[row] >= number:
                 seconds[row] += pass_s / num_sharing
 
 
 @compiled
-def _context(replay: Replay, request: object) -> int:
+def context_of(replay: Replay, request: object) -> int:
+    """Prompt and output tokens of a request so far."""
     return replay.recorded[request.trace].num_prompt + request.num_emitted  # type: ignore[attr-defined]

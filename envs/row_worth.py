@@ -15,19 +15,19 @@ from typing import NamedTuple
 import numpy as np
 
 from policy.compiled import compiled
-from policy.cost_model import FEATURES
+from policy.cost_model import (
+    CONTEXT,
+    DRAFT_CONTEXT,
+    MODEL_DRAFTS,
+    PASS_TOKENS,
+    PASSES,
+    STEPS,
+    VERIFIED,
+)
 
-from .row_charges import Reading
+from .row_charges import Reading, context_of
 from .simulator import can_read, num_confident, resolved, wanted_length
 from .simulator_state import Engines, Replay
-
-_STEPS = FEATURES.index("num_engine_steps")
-_VERIFIED = FEATURES.index("num_verified_tokens")
-_CONTEXT = FEATURES.index("num_context_tokens")
-_MODEL_DRAFTS = FEATURES.index("num_model_drafts")
-_PASSES = FEATURES.index("num_draft_passes")
-_PASS_TOKENS = FEATURES.index("num_draft_pass_tokens")
-_DRAFT_CONTEXT = FEATURES.index("num_draft_context_tokens")
 
 
 class Worth(NamedTuple):
@@ -82,23 +82,26 @@ def value_rows(
         own_verified[row] = verified
         has_token_draft[row] = verified > 0 and not replay.is_model[drafter]
         num_verified += verified
-        num_context += _context(replay, request)
+        num_context += context_of(replay, request)
         num_sharing[1 : reading.passes[e, row] + 1] += 1
     token_draft_share = replay.token_draft_share
     num_token_drafts = has_token_draft.sum()
     for row in range(num_rows):
         request = engines.requests[e, engines.row_entry[e, row]]
         num_sharing[1 : reading.passes[e, row] + 1] -= 1  # from here on, of the others
+        longest = 0
+        while longest + 1 < len(num_sharing) and num_sharing[longest + 1] > 0:
+            longest += 1
         others_look_up = num_token_drafts > has_token_draft[row]
-        alone_s = prices[_STEPS] + num_context * prices[_CONTEXT]
-        alone_s += (num_verified - own_verified[row]) * prices[_VERIFIED]
+        alone_s = prices[STEPS] + num_context * prices[CONTEXT]
+        alone_s += (num_verified - own_verified[row]) * prices[VERIFIED]
         for action in range(len(table)):
             drafter, made, verified, accepted = _draft(replay, engines, e, row, table[action])
-            target_s = verified * prices[_VERIFIED]
+            target_s = verified * prices[VERIFIED]
             total_s = target_s + (token_draft_share * target_s if others_look_up else 0.0)
             if made > 0 and replay.is_model[drafter]:
-                total_s += _reading_s(prices, num_sharing, made)
-                total_s += _context(replay, request) * prices[_DRAFT_CONTEXT]
+                total_s += _reading_s(prices, num_sharing[1], longest, made)
+                total_s += context_of(replay, request) * prices[DRAFT_CONTEXT]
             elif verified > 0 and not others_look_up:
                 total_s += token_draft_share * (alone_s + target_s)
             tokens[row, action] = 1 + accepted
@@ -107,22 +110,19 @@ def value_rows(
 
 
 @compiled
-def _reading_s(prices: np.ndarray, num_sharing: np.ndarray, made: int) -> float:
+def _reading_s(prices: np.ndarray, num_others: int, longest: int, made: int) -> float:
     """Seconds by which one more draft of the model drafter lengthens its work.
 
     Args:
         prices: Seconds per feature.
-        num_sharing: Other requests whose drafts take at least so many passes, `[1 + length]`.
+        num_others: Other requests that it drafts for.
+        longest: Passes of their longest draft; 0 where there is none.
         made: Tokens of the draft.
     """
-    longest = 0
-    while longest + 1 < len(num_sharing) and num_sharing[longest + 1] > 0:
-        longest += 1
-    num_others = num_sharing[1]
     new_longest = max(longest, made)  # every reader takes part in every pass
     num_tokens = (new_longest - 1) * (num_others + 1) - max(0, longest - 1) * num_others
-    total_s = (new_longest - longest) * prices[_PASSES] + num_tokens * prices[_PASS_TOKENS]
-    return total_s + (prices[_MODEL_DRAFTS] if num_others == 0 else 0.0)
+    total_s = (new_longest - longest) * prices[PASSES] + num_tokens * prices[PASS_TOKENS]
+    return total_s + (prices[MODEL_DRAFTS] if num_others == 0 else 0.0)
 
 
 @compiled
@@ -144,8 +144,3 @@ def _draft(
     if len(action) > 2 and replay.teller[drafter] >= 0:
         verified = num_confident(replay, request, drafter, replay.cutoffs[action[2]], verified)
     return drafter, length, verified, min(verified, offer.accepted)
-
-
-@compiled
-def _context(replay: Replay, request: object) -> int:
-    return replay.recorded[request.trace].num_prompt + request.num_emitted  # type: ignore[attr-defined]

@@ -16,19 +16,20 @@ import numpy as np
 
 from policy.combinations import resolve
 from policy.compiled import compiled
-from policy.cost_model import FEATURES
+from policy.cost_model import (
+    CONTEXT,
+    DRAFT_CONTEXT,
+    FEATURES,
+    MODEL_DRAFTS,
+    PASS_TOKENS,
+    PASSES,
+    PREFILL,
+    STEPS,
+    VERIFIED,
+)
 from policy.features import NEVER, Layout, RowTable, observe
 
 from .simulator_state import Engines, Replay
-
-_STEPS = FEATURES.index("num_engine_steps")
-_VERIFIED = FEATURES.index("num_verified_tokens")
-_CONTEXT = FEATURES.index("num_context_tokens")
-_PREFILL = FEATURES.index("num_prefill_tokens")
-_MODEL_DRAFTS = FEATURES.index("num_model_drafts")
-_PASSES = FEATURES.index("num_draft_passes")
-_PASS_TOKENS = FEATURES.index("num_draft_pass_tokens")
-_DRAFT_CONTEXT = FEATURES.index("num_draft_context_tokens")
 
 
 @compiled
@@ -364,23 +365,23 @@ def _charge(replay: Replay, engines: Engines, e: int) -> None:
         elif drafter > 0:
             has_token_draft = True
     work = np.zeros(len(FEATURES))
-    work[_STEPS] = 1
-    work[_VERIFIED] = counters.num_scheduled_tokens - load[3]
-    work[_CONTEXT] = num_context
-    work[_PREFILL] = load[3]
-    work[_MODEL_DRAFTS] = has_model_draft
-    work[_PASSES] = counters.step_passes
-    work[_PASS_TOKENS] = counters.step_pass_tokens
-    work[_DRAFT_CONTEXT] = num_draft_context
+    work[STEPS] = 1
+    work[VERIFIED] = counters.num_scheduled_tokens - load[3]
+    work[CONTEXT] = num_context
+    work[PREFILL] = load[3]
+    work[MODEL_DRAFTS] = has_model_draft
+    work[PASSES] = counters.step_passes
+    work[PASS_TOKENS] = counters.step_pass_tokens
+    work[DRAFT_CONTEXT] = num_draft_context
     prices = replay.seconds[int(load[0])]
     for feature in range(len(work)):
         counters.seconds += work[feature] * prices[feature]
         shape[feature] += work[feature]
     if has_token_draft:
-        target_s = prices[_STEPS] + work[_VERIFIED] * prices[_VERIFIED]
-        target_s += work[_CONTEXT] * prices[_CONTEXT]
+        target_s = prices[STEPS] + work[VERIFIED] * prices[VERIFIED]
+        target_s += work[CONTEXT] * prices[CONTEXT]
         counters.seconds += replay.token_draft_share * target_s
-    counters.prefill_seconds += work[_PREFILL] * prices[_PREFILL]
+    counters.prefill_seconds += work[PREFILL] * prices[PREFILL]
 
 
 @compiled

@@ -61,7 +61,15 @@ NO_WORK = StepShape(num_running_reqs=0, num_engine_steps=0)
 FEATURES = tuple(field.name for field in fields(StepShape))[1:]
 """Regressors of the step time; `CostModel.weights_s` has one column for each."""
 
-_PREFILL = FEATURES.index("num_prefill_tokens")
+STEPS = FEATURES.index("num_engine_steps")
+VERIFIED = FEATURES.index("num_verified_tokens")
+CONTEXT = FEATURES.index("num_context_tokens")
+PREFILL = FEATURES.index("num_prefill_tokens")
+MODEL_DRAFTS = FEATURES.index("num_model_drafts")
+PASSES = FEATURES.index("num_draft_passes")
+PASS_TOKENS = FEATURES.index("num_draft_pass_tokens")
+DRAFT_CONTEXT = FEATURES.index("num_draft_context_tokens")
+"""Columns of single features, for compiled code."""
 
 
 def shape_of(record: StepRecord, contract: Contract) -> StepShape:
@@ -157,7 +165,7 @@ class CostModel:
 
     def prefill_s(self, shape: StepShape) -> float:
         """The part of it that prompt tokens take."""
-        weight_s = self.weights_at([shape.num_running_reqs])[0, _PREFILL]
+        weight_s = self.weights_at([shape.num_running_reqs])[0, PREFILL]
         return float(weight_s * shape.num_prefill_tokens)
 
     def look_up_s(self, shape: StepShape) -> float:
