@@ -13,6 +13,7 @@ from policy.errors import ConfigError
 from .draft_env import DraftEnv, EpisodeConfig
 from .draft_vec_env import DraftVecEnv
 from .live import REPOSITORY, DraftersConfig, ModelConfig
+from .ngram_traces import with_ngram_matches
 from .prompts.prompt import Split
 from .request_vec_env import RequestVecEnv
 from .reward import RewardConfig
@@ -87,7 +88,8 @@ class Replayed:
         Args:
             trace: What is replayed.
             model: The engine that is simulated; its target is the traces'.
-            drafters: Drafters to choose from, at most those recorded.
+            drafters: Drafters to choose from, at most those recorded. What n-gram drafts is
+                computed for its settings, whatever those of the recording were.
             workload: Loads and output lengths; the kinds are those of `trace`.
             split: `train` or `eval` requests.
 
@@ -96,7 +98,12 @@ class Replayed:
             ConfigError: If the cost model is missing, or the workload asks for more than the
                 engine or the traces have.
         """
-        traces = read_traces(*map(Path, trace.files)).of_split(split)
+        settings = drafters.settings
+        traces = with_ngram_matches(
+            read_traces(*map(Path, trace.files)).of_split(split),
+            settings.ngram_min_match,
+            settings.ngram_max_match,
+        )
         if max(workload.concurrency) > model.max_num_seqs:
             raise ConfigError(
                 f"A load of {max(workload.concurrency)} requests exceeds max_num_seqs "
@@ -120,9 +127,9 @@ class Replayed:
                 block_size=model.block_size,
                 prompts_are_cached=trace.prompts_are_cached,
                 has_prefill=trace.has_prefill,
-                dormant_after=drafters.settings.dormant_after,
-                max_pending_tokens=drafters.settings.max_pending_tokens,
-                combination_min_match=drafters.settings.combination_min_match,
+                dormant_after=settings.dormant_after,
+                max_pending_tokens=settings.max_pending_tokens,
+                combination_min_match=settings.combination_min_match,
             ),
         )
 

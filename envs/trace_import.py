@@ -23,13 +23,13 @@ from tqdm import tqdm
 
 from policy.contract import MAX_TOKEN_DRAFT_LENGTH
 from policy.errors import ConfigError, TraceError
-from policy.serving.ngram import drafts_along
 
+from .ngram_traces import NGRAM, ngram_trace
 from .prompts.prompt import split_of
 from .published_traces import PublishedRequest, find_published, read_published, stem_of
 from .traces import DrafterTrace, TraceHeader, Traces
 
-NGRAM, EAGLE = "ngram", "eagle3"
+EAGLE = "eagle3"
 
 
 @dataclass(frozen=True)
@@ -168,31 +168,15 @@ def to_traces(requests: Sequence[PublishedRequest], kind: str, config: ImportCon
         output_token_ids=np.concatenate([request.output for request in kept]),
         is_stopped=lengths < config.output_tokens,
         drafters={
-            NGRAM: _ngram_trace([_ngram_drafts(request, config) for request in kept]),
+            NGRAM: ngram_trace(
+                [request.prompt for request in kept],
+                [request.output for request in kept],
+                config.ngram_min_match,
+                config.ngram_max_match,
+                config.max_length,
+            ),
             EAGLE: _eagle_trace(kept, config.max_length),
         },
-    )
-
-
-def _ngram_drafts(request: PublishedRequest, config: ImportConfig) -> np.ndarray:
-    found: np.ndarray = drafts_along(
-        np.concatenate([request.prompt, request.output]),
-        len(request.prompt),
-        config.ngram_min_match,
-        config.ngram_max_match,
-        config.max_length,
-    )
-    found[0] = 0
-    return found
-
-
-def _ngram_trace(found: Sequence[np.ndarray]) -> DrafterTrace:
-    match_length, num_matches, drafted, accepted = np.concatenate(found).T
-    return DrafterTrace(
-        num_draft_tokens=drafted.astype(np.uint8),
-        num_accepted_tokens=accepted.astype(np.uint8),
-        match_length=match_length.astype(np.uint8),
-        num_matches=np.ascontiguousarray(num_matches),
     )
 
 

@@ -1,7 +1,8 @@
 """`policy.pt`: TorchScript with the contract and plain weights inside, described by `policy.json`.
 
-The file is a zip archive written by `torch.jit.save`; the contract and a safetensors copy of the
-weights ride along as extra files, so a torch without TorchScript can still serve the policy.
+The file is a zip archive written by `torch.jit.save`; the contract, the settings of the drafters in
+training and a safetensors copy of the weights ride along as extra files, so a torch without
+TorchScript can still serve the policy.
 Nothing is unpickled. TorchScript is code nevertheless: load only policies you trust, or pin their
 sha256.
 """
@@ -15,8 +16,8 @@ import json
 import logging
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _CONTRACT_FILE = "contract.json"
 _WEIGHTS_FILE = "weights.safetensors"
+_SETTINGS_FILE = "drafter_settings.json"
 _FOLDER = 0x10
 """Bit of a zip entry's external attributes."""
 
@@ -45,12 +47,14 @@ class PolicyArtifact:
         contract: What the policy observes and which actions it takes.
         sha256: Hash of the file, in hex.
         path: Where it was read from.
+        drafter_settings: How the drafters worked in training; empty where the file does not say.
     """
 
     module: torch.nn.Module
     contract: Contract
     sha256: str
     path: Path
+    drafter_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def save_policy(
@@ -61,6 +65,7 @@ def save_policy(
     reference: Callable[[np.ndarray], np.ndarray],
     observations: np.ndarray,
     provenance: dict[str, Any],
+    drafter_settings: Mapping[str, Any] | None = None,
 ) -> str:
     """Write `policy.pt` and `policy.json`, if the module decides exactly as its reference does.
 
@@ -71,6 +76,8 @@ def save_policy(
         reference: The trained actor, float32 `[n, fields]` -> int `[n, 2]`.
         observations: Recorded observations, float32 `[n, fields]`, n >= 1.
         provenance: How the policy came to be, JSON-ready.
+        drafter_settings: How the drafters worked in training, JSON-ready; a server that is told
+            nothing else lets them work so too.
 
     Returns:
         The file's sha256 in hex.
@@ -91,6 +98,7 @@ def save_policy(
     extra = {
         _CONTRACT_FILE: json.dumps(contract.to_dict()),
         _WEIGHTS_FILE: safetensors.torch.save(weights),
+        _SETTINGS_FILE: json.dumps(dict(drafter_settings or {})),
     }
     partial = path.with_suffix(".partial")
     try:
@@ -156,12 +164,13 @@ def load_policy(path: Path, *, sha256: str | None = None) -> PolicyArtifact:
             f"{path} has sha256 {actual[:12]}…, not the expected {expected[:12]}…; "
             "restore the original file or export the policy again."
         )
-    stored, weights = _read_extra_files(path, content)
+    stored, settings, weights = _read_extra_files(path, content)
     try:
         contract = Contract.from_dict(stored)
     except ContractError as error:
         raise ArtifactError(f"{path} does not fit this draftgym: {error}") from error
-    return PolicyArtifact(_load_module(path, content, contract, weights), contract, actual, path)
+    module = _load_module(path, content, contract, weights)
+    return PolicyArtifact(module, contract, actual, path, settings)
 
 
 def hash_file(path: Path) -> str:
@@ -183,8 +192,10 @@ def _described_sha256(path: Path) -> str | None:
         ) from error
 
 
-def _read_extra_files(path: Path, content: bytes) -> tuple[Any, dict[str, torch.Tensor]]:
-    """The contract and the weights inside the archive, read without TorchScript."""
+def _read_extra_files(
+    path: Path, content: bytes
+) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
+    """Contract, drafters' settings and weights inside the archive, read without TorchScript."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             names = {name.split("/extra/")[-1]: name for name in archive.namelist()}
@@ -195,8 +206,10 @@ def _read_extra_files(path: Path, content: bytes) -> tuple[Any, dict[str, torch.
                 is_folder = bool(info.external_attr & _FOLDER)
                 if is_folder or len(archive.read(info)) != info.file_size:
                     raise zipfile.BadZipFile(f"'{info.filename}' is not what was written")
+            settings = names.get(_SETTINGS_FILE)
             return (
                 json.loads(archive.read(contract)),
+                dict(json.loads(archive.read(settings))) if settings else {},
                 safetensors.torch.load(archive.read(weights)),
             )
     except KeyError as error:

@@ -347,3 +347,14 @@ def test_a_contract_is_checked_before_torchscript_runs(policy_file, monkeypatch)
 
     monkeypatch.setattr(policy.artifact.torch.jit, "load", run)
     assert "The policy reads 0 fields" in refused(policy_file)
+
+
+def test_the_settings_of_the_drafters_ride_along(tmp_path):
+    settings = {"ngram_min_match": 3, "ngram_max_match": 7}
+    save(tmp_path / "policy.pt", drafter_settings=settings)
+    assert load_policy(tmp_path / "policy.pt").drafter_settings == settings
+
+
+def test_a_policy_that_says_nothing_of_its_drafters_still_loads(policy_file):
+    rewrite(policy_file, {"drafter_settings.json": None})
+    assert load_policy(policy_file).drafter_settings == {}

@@ -54,7 +54,7 @@ def test_every_key_is_read():
     assert config.decision_budget_ms == 5
     assert config.shadow is True
     assert config.canary == 0.25
-    assert config.settings == DrafterSettings(3, 5, 0, 1024)
+    assert config.drafter_settings() == DrafterSettings(3, 5, 0, 1024)
     assert read({"external": True, "drafters": {"eagle3": 4}}).external
 
 
@@ -181,8 +181,8 @@ def test_a_value_of_another_type_is_named(key, value):
         ({"fallback": [4, "ngram"]}, r"drafting_policy.fallback\[0\] is 4"),
         ({"granularity": "requests"}, "did you mean 'request'"),
         ({"settings": {"max_pending_tokens": "many"}}, "settings.max_pending_tokens is 'many'"),
-        ({"settings": {"ngram_min_match": 5}}, r"bounds 5\.\.4 are not in order; give"),
-        ({"settings": {"ngram_min_match": 0}}, r"bounds 0\.\.4 are not in order; give"),
+        ({"settings": {"ngram_min_match": 17}}, r"bounds 17\.\.16 are not in order; give"),
+        ({"settings": {"ngram_min_match": 0}}, r"bounds 0\.\.16 are not in order; give"),
         ({"settings": {"dormant_after": -1}}, "must be 0 or more"),
         ({"settings": {"max_pending_tokens": -1}}, "must be 0 or more"),
         ({"canary": -0.1}, r"canary -0\.1 or decision_budget_ms 50 is out of range; give 0\.\.1"),
@@ -199,3 +199,15 @@ def test_a_value_that_does_not_fit_is_named(change, named):
 @pytest.mark.parametrize("section", [3, "policy.pt", ["path"], True, 0, ""])
 def test_a_section_that_is_no_mapping_is_named(section):
     assert re.fullmatch(r"drafting_policy is .*; make it a mapping .*\.", refused(section))
+
+
+def test_drafters_work_as_in_training_unless_told_otherwise():
+    trained_with = {"ngram_min_match": 3, "ngram_max_match": 7}
+    settings = read({"path": "policy.pt"}).drafter_settings(trained_with)
+    assert settings == DrafterSettings(ngram_min_match=3, ngram_max_match=7)
+    config = read({"path": "policy.pt", "settings": {"ngram_max_match": 5}})
+    assert config.drafter_settings(trained_with) == DrafterSettings(3, 5)
+    with pytest.raises(ConfigError, match="not in order; give"):
+        read({"path": "policy.pt", "settings": {"ngram_max_match": 2}}).drafter_settings(
+            trained_with
+        )

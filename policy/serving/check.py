@@ -100,7 +100,8 @@ def _check_section(
         config = DraftingPolicyConfig.from_additional_config(vllm_config.additional_config)
         assert config is not None
         if artifact is not None:
-            check_settings(artifact.contract, config.settings)
+            settings = config.drafter_settings(artifact.drafter_settings)
+            check_settings(artifact.contract, settings)
             deploy(config, artifact.contract, artifact)
     except DraftgymError as error:
         return [Finding(CONFIG_KEY, str(error), fits=False)]

@@ -35,7 +35,7 @@ class DrafterSettings:
     """
 
     ngram_min_match: int = 2
-    ngram_max_match: int = 4
+    ngram_max_match: int = 16
     dormant_after: int = 512
     max_pending_tokens: int = 1024
     suffix_max_tree_depth: int = 24
@@ -92,7 +92,8 @@ class DraftingPolicyConfig:
         canary: Share of the requests that the policy decides for, in 0..1; the others get the
             static setting.
         reload: Take a new file at `path` into use, without a restart.
-        settings: How the drafters work.
+        settings: How the drafters work, as far as it differs from the policy's training, or without
+            a policy from the defaults; the keys are those of `DrafterSettings`.
     """
 
     path: str | None = None
@@ -108,7 +109,7 @@ class DraftingPolicyConfig:
     shadow: bool = False
     canary: float = 1.0
     reload: bool = False
-    settings: DrafterSettings = field(default_factory=DrafterSettings)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         deciders = [self.path is not None, self.baseline is not None, self.external]
@@ -135,6 +136,19 @@ class DraftingPolicyConfig:
                 "Only a policy can be reloaded, and a pinned sha256 allows no other file; give "
                 "'path' without 'sha256', or remove 'reload'."
             )
+        self.drafter_settings()
+
+    def drafter_settings(self, trained_with: Mapping[str, Any] | None = None) -> DrafterSettings:
+        """How the drafters work.
+
+        Args:
+            trained_with: The settings that a policy carries.
+
+        Raises:
+            ConfigError: If a setting is unknown or does not fit.
+        """
+        settings = {**(trained_with or {}), **self.settings}
+        return from_mapping(DrafterSettings, settings, f"{CONFIG_KEY}.settings")
 
     def contract(self) -> Contract:
         """The contract of these drafters, for a rule or the caller; a policy brings its own."""

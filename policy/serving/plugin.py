@@ -101,13 +101,14 @@ def _prepare_runner(runner: Any, vllm_config: Any, config: DraftingPolicyConfig)
     check_engine(vllm_config)
     artifact = load_policy(Path(config.path), sha256=config.sha256) if config.path else None
     contract = artifact.contract if artifact else config.contract()
-    check_settings(contract, config.settings)
+    settings = config.drafter_settings(artifact.drafter_settings if artifact else None)
+    check_settings(contract, settings)
     check_drafters(contract, vllm_config)
     deployment = None if config.external else deploy(config, contract, artifact)
     hook = SpeculationHook(
         runner,
         contract,
-        config.settings,
+        settings,
         None if deployment is None else _agreed(deployment, contract, vllm_config),
         is_serving=not config.external,
     )

@@ -72,6 +72,11 @@ class ReloadedPolicy:
                     "The new policy has other drafters, lengths or another granularity; restart "
                     "the server to serve it."
                 )
+            if artifact.drafter_settings != self.artifact.drafter_settings:
+                raise ArtifactError(
+                    "The new policy was trained with other settings of the drafters; restart the "
+                    "server to serve it."
+                )
             policy = PolicyController(artifact)
         except Exception as error:  # whatever lies there now, the policy in use serves on
             self.num_reloads["refused"] += 1

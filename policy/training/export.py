@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ def export_policy(
     *,
     observations: np.ndarray,
     provenance: dict[str, Any],
+    drafter_settings: Mapping[str, Any] | None = None,
 ) -> str:
     """Write `policy.pt` and `policy.json`.
 
@@ -30,6 +32,7 @@ def export_policy(
         path: Where `policy.pt` goes.
         observations: Recorded observations on which both must decide alike, `[n, fields]`.
         provenance: How the policy came to be, JSON-ready.
+        drafter_settings: How the drafters worked, JSON-ready.
 
     Returns:
         The file's sha256 in hex.
@@ -54,4 +57,5 @@ def export_policy(
         reference=actor,
         observations=observations,
         provenance=provenance,
+        drafter_settings=drafter_settings,
     )

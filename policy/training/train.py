@@ -112,7 +112,7 @@ def _train_and_export(
         if config.start_from:
             start_from(find_checkpoint(Path(config.start_from)), model)
         model.set_logger(tracking.sb3_logger)
-        _export(model, env, folder / "untrained" / "policy.pt", _probes(env), resolved)
+        _export(model, env, folder / "untrained" / "policy.pt", _probes(env), config, resolved)
         if checkpoint is not None:
             restore(checkpoint, model)
         elif config.imitate is not None and replayed is not None:
@@ -120,7 +120,7 @@ def _train_and_export(
         recorder = ObservationRecorder()
         interrupted = _learn(config, resolved, folder, model, vec_env, recorder, tracking)
         policy = folder / "policy.pt"
-        _export(model, env, policy, recorder.observations, resolved)
+        _export(model, env, policy, recorder.observations, config, resolved)
         tracking.log_policy(policy)
         return TrainResult(folder, policy, interrupted)
     finally:
@@ -196,6 +196,7 @@ def _export(
     env: Environment,
     path: Path,
     observations: np.ndarray,
+    config: TrainConfig,
     resolved: Resolved,
 ) -> None:
     provenance = {
@@ -204,7 +205,14 @@ def _export(
         "config": resolved,
         "hardware": describe_hardware(),
     }
-    export_policy(model, env.contract, path, observations=observations, provenance=provenance)
+    export_policy(
+        model,
+        env.contract,
+        path,
+        observations=observations,
+        provenance=provenance,
+        drafter_settings=vars(config.drafters.settings),
+    )
 
 
 def _probes(env: Environment) -> np.ndarray:
