@@ -26,7 +26,7 @@ train: setup ## Train a policy: ARGS are Hydra overrides of scripts/train.py
 # pytest ends with 5 where ARGS leave it nothing of one half to run.
 test: setup ## Run the tests that measure time, then the rest, two files at a time: ARGS go to pytest
 	$(PYTHON) -m pytest -m alone $(ARGS) || [ $$? -eq 5 ]
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile -m "not alone" $(ARGS) || [ $$? -eq 5 ]
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" $(ARGS) || [ $$? -eq 5 ]
 
 check: setup ## Check format, lint, types, import boundaries and configuration
 	$(PYTHON) -m ruff format --check

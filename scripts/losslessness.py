@@ -21,11 +21,13 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=8, help="requests in flight")
     arguments = parser.parse_args()
 
+    from envs.live import DraftersConfig, ModelConfig
     from policy.training.losslessness import measure_losslessness
 
     for dtype in arguments.dtype:
+        model = ModelConfig(dtype=dtype, max_num_seqs=arguments.concurrency)
         result = measure_losslessness(
-            dtype, arguments.prompts, arguments.tokens, arguments.concurrency
+            model, DraftersConfig(), arguments.prompts, arguments.tokens, arguments.concurrency
         )
         print(f"{dtype}: {result.describe()}", flush=True)
 

@@ -5,6 +5,14 @@ from __future__ import annotations
 import pytest
 
 from . import live
+from .sampled import Continuations
+
+LONG_FILES = ("test_benchmark.py", "test_live_", "test_ray_", "test_trace_training.py")
+
+
+def pytest_collection_modifyitems(items):
+    """Files that start engines first: one of them as the last would leave a core idle."""
+    items.sort(key=lambda item: not item.path.name.startswith(LONG_FILES))
 
 
 @pytest.fixture(scope="session")
@@ -13,16 +21,29 @@ def requests_of_128_tokens():
 
 
 @pytest.fixture(scope="session")
-def plain_outputs(requests_of_128_tokens):
-    """Greedy outputs of vLLM without speculation and without a drafting policy."""
+def without_speculation(requests_of_128_tokens):
+    """Greedy outputs and a tree of continuations of vLLM without a drafting policy."""
     from envs.live import engine_config
     from envs.vllm_engine import VllmEngine
 
     engine = VllmEngine(engine_config(live.MODEL, None))
     assert engine.hook is None
     outputs = engine.generate(requests_of_128_tokens, concurrency=8)
+    continuations = Continuations.of(engine)
     engine.close()
-    return outputs
+    return outputs, continuations
+
+
+@pytest.fixture(scope="session")
+def plain_outputs(without_speculation):
+    """Greedy outputs of vLLM without speculation and without a drafting policy."""
+    return without_speculation[0]
+
+
+@pytest.fixture(scope="session")
+def plain_continuations(without_speculation):
+    """How likely vLLM without speculation finds the continuations of a prompt."""
+    return without_speculation[1]
 
 
 @pytest.fixture(scope="module")

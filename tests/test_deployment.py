@@ -101,6 +101,36 @@ def test_a_shadow_policy_is_counted_and_not_applied(per_request):
     assert deployment.num_shadow_decisions == expected
 
 
+class Scripted:
+    """Gives one list of actions after the other."""
+
+    def __init__(self, *actions):
+        self.actions = list(actions)
+
+    def decide(self, record, observation):
+        return np.array(self.actions.pop(0))
+
+
+@pytest.mark.parametrize(
+    ("granularity", "steps", "switches"),
+    [
+        ("batch", [[(1, 2)], [(1, 2)], [(0, 0)], [(0, 3)], [(1, 2)]], 2),
+        ("request", [[(1, 2), (2, 3)], [(1, 2), (2, 2)], [(2, 2), (0, 0)], [(0, 0)] * 2], 4),
+    ],
+)
+def test_switches_are_told(granularity, steps, switches):
+    """S3: a setting that flips at every step shows."""
+    contract = Contract(DRAFTERS, LENGTHS, granularity)
+    deployment = Deployment(SafeController(Scripted(*steps), contract), contract, (0, 0))
+    for _ in steps:
+        deployment.decide(*step(contract, REQUESTS[:2]))
+    assert deployment.num_switches == switches
+    deployment.decide(*step(contract, REQUESTS[:2]))  # nothing is left: one row, the fallback
+    deployment.decide(*step(contract, REQUESTS[2:4]))  # others, for whom there was no step before
+    assert deployment.guarded.num_fallbacks.total() == 2
+    assert deployment.num_switches == switches + (granularity == "batch")
+
+
 def test_a_section_becomes_a_deployment(tmp_path):
     sha256 = export(tmp_path / "policy.pt", action=(2, 3))
     section = {"path": str(tmp_path / "policy.pt"), "fallback": ["ngram", 99], "shadow": True}

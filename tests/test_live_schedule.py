@@ -27,7 +27,7 @@ VLLM = Contender.of(
             "method": "ngram",
             "num_speculative_tokens": 8,
             "prompt_lookup_min": 2,
-            "prompt_lookup_max": 4,
+            "prompt_lookup_max": 16,
             "num_speculative_tokens_per_batch_size": SCHEDULE,
         }
     },

@@ -49,6 +49,7 @@ class Reporter:
         totals: Counts = Counter()
         totals["decision_microseconds",] = int(hook.decision_s * 1e6)
         totals["decision_steps",] = hook.num_decision_steps
+        totals["switches",] = deployment.num_switches
         for (drafter, length), count in hook.num_decisions.items():
             totals["decisions", drafter, str(length)] = count
         for (drafter, length), count in deployment.num_shadow_decisions.items():

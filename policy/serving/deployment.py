@@ -33,6 +33,8 @@ class Deployment:
 
     Attributes:
         num_shadow_decisions: Decisions taken for show, by drafter and length.
+        num_switches: Decisions applied that differ from those of the step before, of the batch or,
+            where requests are decided for, of the same request.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class Deployment:
         self.guarded = guarded
         self.policy = policy
         self.num_shadow_decisions: Counter[tuple[str, int]] = Counter()
+        self.num_switches = 0
+        self._latest: dict[str, list[int]] = {}
         self._contract = contract
         self._static = np.array([contract.canonical_action(static)], np.int64)
         self._canary = canary
@@ -60,6 +64,11 @@ class Deployment:
 
     def decide(self, record: StepRecord, observation: np.ndarray) -> np.ndarray:
         """Decide, and apply it to the requests it is meant for."""
+        actions = self._decide(record, observation)
+        self._count_switches(record, actions)
+        return actions
+
+    def _decide(self, record: StepRecord, observation: np.ndarray) -> np.ndarray:
         actions = self.guarded.decide(record, observation)
         if self._shadow:
             for drafter, length in actions[:, :2].tolist():
@@ -68,6 +77,16 @@ class Deployment:
         if self._canary >= 1:
             return actions
         return np.where(self._in_canary(record)[:, None], actions, self._static)
+
+    def _count_switches(self, record: StepRecord, actions: np.ndarray) -> None:
+        is_per_request = self._contract.granularity == "request" or self._canary < 1
+        names = record.req_ids if is_per_request and not self._shadow else ("batch",)
+        rows = np.broadcast_to(actions, (len(names), actions.shape[1]))  # a fallback is one row
+        latest = dict(zip(names, rows.tolist(), strict=True))
+        self.num_switches += sum(
+            action != self._latest.get(name, action) for name, action in latest.items()
+        )
+        self._latest = latest
 
     @property
     def judges_drafts(self) -> bool:

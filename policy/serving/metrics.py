@@ -28,6 +28,11 @@ COUNTERS = {
         "Decisions of a policy in shadow mode, which are not applied.",
         ("drafter", "num_speculative_tokens"),
     ),
+    "switches": (
+        "Decisions applied that chose otherwise than in the step before, for the batch or for the "
+        "same request.",
+        (),
+    ),
     "drafts": ("Drafts verified by the target model.", ("drafter",)),
     "draft_tokens": ("Draft tokens verified by the target model.", ("drafter",)),
     "accepted_tokens": ("Draft tokens accepted by the target model.", ("drafter",)),
