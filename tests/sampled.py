@@ -99,6 +99,9 @@ class Continuations:
             else:
                 seen.append(counts[cell])
                 wanted.append(expected)
+        if few[1] < LEAST_EXPECTED:  # too little to stand alone
+            rarest = min(range(len(wanted)), key=wanted.__getitem__)
+            few = [few[0] + seen.pop(rarest), few[1] + wanted.pop(rarest)]
         return float(stats.chisquare([*seen, few[0]], [*wanted, few[1]]).pvalue)
 
 
