@@ -79,7 +79,8 @@ class Deployment:
         return np.where(self._in_canary(record)[:, None], actions, self._static)
 
     def _count_switches(self, record: StepRecord, actions: np.ndarray) -> None:
-        is_per_request = self._contract.granularity == "request" or self._canary < 1
+        # A rule may answer for every request under a contract of the batch, too.
+        is_per_request = self._contract.granularity == "request" or len(actions) > 1
         names = record.req_ids if is_per_request and not self._shadow else ("batch",)
         rows = np.broadcast_to(actions, (len(names), actions.shape[1]))  # a fallback is one row
         latest = dict(zip(names, rows.tolist(), strict=True))
