@@ -73,7 +73,7 @@ def cases(num_rows, num_cases, seed):
     for _ in range(num_cases):
         by_match_length = bool(rng.integers(2))
         acceptance_config = AcceptanceConfig(decay=0.9, prior_rate=float(rng.random()))
-        config = GoodputConfig("-", by_match_length, 0, acceptance_config)
+        config = GoodputConfig("-", by_match_length, 0, acceptance_config, backlog_share=1.0)
         cost_model = random_prices(rng)
         acceptance = Acceptance(
             contract("request"), acceptance_config, by_match_length=by_match_length
