@@ -36,21 +36,22 @@ def ngram_trace(
         max_length: Longest draft in tokens.
         max_model_len: Longest context of the engine in tokens, which drafts keep within.
     """
-    found = []
+    found, agreement = [], []
     for prompt, output in zip(prompts, outputs, strict=True):
         tokens = np.concatenate([prompt, output]).astype(np.int32)
-        drafts = drafts_along(tokens, len(prompt), min_match, max_match, max_length)
-        drafts[0] = 0  # the first token comes with the prompt
+        drafts, agree = drafts_along(tokens, len(prompt), min_match, max_match, max_length)
+        drafts[0] = agree[0] = 0  # the first token comes with the prompt
         if max_model_len is not None:
             room = max_model_len - 1 - len(prompt) - np.arange(len(output))
-            drafts[:, 2:] = np.minimum(drafts[:, 2:], np.maximum(room, 0)[:, None])
+            drafts[:, 1:] = np.minimum(drafts[:, 1:], np.maximum(room, 0)[:, None])
         found.append(drafts)
-    match_length, num_matches, drafted, accepted = np.concatenate(found).T
+        agreement.append(agree)
+    match_length, drafted, accepted = np.concatenate(found).T
     return DrafterTrace(
         num_draft_tokens=drafted.astype(np.uint8),
         num_accepted_tokens=accepted.astype(np.uint8),
         match_length=match_length.astype(np.uint8),
-        num_matches=np.ascontiguousarray(num_matches),
+        agreement=np.concatenate(agreement),
     )
 
 

@@ -29,7 +29,7 @@ class _Offer:
 
     token_ids: list[int] = field(default_factory=list)
     match_length: int = 0
-    num_matches: int = 0
+    agreement: float = 0.0
     survival: np.ndarray | None = None
     margin: np.ndarray | None = None
     target_probability: float = np.nan
@@ -84,7 +84,7 @@ class _Recording:
                 [unknown if offer.survival is None else offer.survival for offer in offers]
             )
         else:
-            parts["num_matches"] = np.array([offer.num_matches for offer in offers], np.int32)
+            parts["agreement"] = np.array([offer.agreement for offer in offers], np.float32)
         if name in MODEL_DRAFTERS:
             parts["margin"] = np.array(
                 [unknown if offer.margin is None else offer.margin for offer in offers]
@@ -145,7 +145,7 @@ def record_traces(
                 recording.offers[drafter][recording.num_outputs] = _Offer(
                     probe.token_ids[row],
                     0 if offer is None else int(offer.match_length[row]),
-                    0 if offer is None else int(offer.num_matches[row]),
+                    0.0 if offer is None or offer.agreement is None else offer.agreement[row],
                     probe.survival[row],
                     probe.margin[row],
                 )

@@ -223,6 +223,7 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
     rows, told, row_entry = engines.table.rows[e], engines.table.told[e], engines.row_entry[e]
     survival, row_survival = replay.survival, engines.table.survival[e]
     teller, model, offer_survival = replay.teller, replay.model, engines.table.offer_survival[e]
+    agreement = engines.table.agreement[e]
     pledges, row_slot = engines.pledges[e], engines.row_slot[e]
     counters.steps_since_draft += 1
     counters.num_rows = counters.num_scheduled_tokens = 0
@@ -286,11 +287,11 @@ def run(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
                 told[drafter - 1, 1, row] = request.num_pending
                 continue
             pledge = pledges[i, drafter]
-            told[drafter - 1, 3, row] = _settle(pledge, request.num_emitted)
+            told[drafter - 1, 2, row] = _settle(pledge, request.num_emitted)
             offer = offers[at if has_offer else 0, drafter]
             told[drafter - 1, 0, row] = offer.match_length if has_offer else 0
-            told[drafter - 1, 1, row] = offer.num_matches if has_offer else 0
-            told[drafter - 1, 2, row] = offer.length if has_offer else 0
+            told[drafter - 1, 1, row] = offer.length if has_offer else 0
+            agreement[drafter - 1, row] = offer.agreement if has_offer else 0
             if has_offer and teller[drafter] >= 0:
                 for position in range(offer.length):
                     known = survival[teller[drafter], at, position]
@@ -406,7 +407,9 @@ def _observe(layout: Layout, replay: Replay, engines: Engines, e: int) -> None:
 def _table(engines: Engines, e: int) -> RowTable:
     """The last step's rows of one engine."""
     table = engines.table
-    return RowTable(table.rows[e], table.told[e], table.offer_survival[e], table.survival[e])
+    return RowTable(
+        table.rows[e], table.told[e], table.agreement[e], table.offer_survival[e], table.survival[e]
+    )
 
 
 @compiled

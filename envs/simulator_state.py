@@ -70,7 +70,7 @@ RECORDED = np.dtype(
 
 OFFER = np.dtype(
     [
-        ("num_matches", np.int32),  # occurrences of a token drafter's match
+        ("agreement", np.float32),  # of earlier places with a token drafter's draft
         ("match_length", np.uint8),
         ("length", np.uint8),  # tokens drafted
         ("accepted", np.uint8),  # leading ones the target emits
@@ -248,8 +248,8 @@ def make_replay(
             survival[tellers.index(name), :, :length] = drafter.survival[:, :length]
         if drafter.match_length is not None:
             offer["match_length"] = drafter.match_length
-        if drafter.num_matches is not None:
-            offer["num_matches"] = drafter.num_matches
+        if drafter.agreement is not None:
+            offer["agreement"] = drafter.agreement
     is_model = np.array([name in MODEL_DRAFTERS for name in drafters], np.uint8)
     return Replay(
         recorded=recorded,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import replace
 
 import numpy as np
 
@@ -247,6 +246,7 @@ class TraceEngine:
         finished, self._finished = frozenset(self._finished), set()
 
         told = table.told[_THE_ENGINE, :, :, :num_rows].copy()
+        agreement = table.agreement[_THE_ENGINE, :, :num_rows].copy()
         survival = table.survival[_THE_ENGINE, :num_rows].copy()
         entries = engines.row_entry[_THE_ENGINE, :num_rows]
         num_made = engines.requests[_THE_ENGINE]["num_made"][entries]
@@ -255,11 +255,12 @@ class TraceEngine:
         states: dict[str, ModelState] = {}
         for index, drafter in enumerate(self._contract.proposers):
             if drafter in TOKEN_DRAFTERS:
-                offers[drafter] = TokenOffer(*told[index])
                 if drafter in SURVIVAL_DRAFTERS:
                     known = self._survival(entries, np.full(num_rows, index + 1))
                     length = self._contract.max_lengths[index + 1]
-                    offers[drafter] = replace(offers[drafter], survival=known[:, :length])
+                    offers[drafter] = TokenOffer(*told[index], survival=known[:, :length])
+                else:
+                    offers[drafter] = TokenOffer(*told[index], agreement[index])
             else:
                 states[drafter] = ModelState(
                     told[index, 0].astype(bool),

@@ -19,7 +19,7 @@ number of output tokens; its schema carries `TraceHeader` as JSON under the key 
 | `DRAFTER_num_draft_tokens` | list of uint8 `[positions]` | what it drafts after p output tokens |
 | `DRAFTER_num_accepted_tokens` | list of uint8 `[positions]` | leading ones the target emits |
 | `DRAFTER_match_length` | list of uint8 `[positions]` | token drafters only |
-| `DRAFTER_num_matches` | list of int32 `[positions]` | n-gram only |
+| `DRAFTER_agreement` | list of float32 `[positions]` | n-gram only |
 | `DRAFTER_survival` | list of float32 `[positions * max length]` | suffix and model drafters |
 | `DRAFTER_margin` | list of float32 `[positions * max length]` | model drafters: logit gap |
 | `DRAFTER_target_probability` | list of float32 `[positions]` | temperature above 0 only |
@@ -55,7 +55,7 @@ from policy.contract import (
 )
 from policy.errors import ConfigError, ContractError, TraceError
 
-TRACE_VERSION = 1
+TRACE_VERSION = 2
 _METADATA_KEY = b"draftgym"
 
 
@@ -102,7 +102,8 @@ class DrafterTrace:
         num_draft_tokens: Tokens drafted, uint8 `[positions]`.
         num_accepted_tokens: Leading ones that the target emits, uint8 `[positions]`.
         match_length: Match behind the draft, uint8 `[positions]`; token drafters only.
-        num_matches: Occurrences of the match, int32 `[positions]`; n-gram only.
+        agreement: Share of the earlier places with the same last tokens that went on as the draft
+            begins, float32 `[positions]`; n-gram only.
         survival: Probability that each draft token survives, float32 `[positions, max length]`,
             NaN where unknown; `SURVIVAL_DRAFTERS` only.
         margin: Gap between the two largest logits of each draft token, float32
@@ -114,7 +115,7 @@ class DrafterTrace:
     num_draft_tokens: np.ndarray
     num_accepted_tokens: np.ndarray
     match_length: np.ndarray | None = None
-    num_matches: np.ndarray | None = None
+    agreement: np.ndarray | None = None
     survival: np.ndarray | None = None
     margin: np.ndarray | None = None
     target_probability: np.ndarray | None = None
@@ -352,7 +353,7 @@ def _from_table(table: pa.Table, header: TraceHeader) -> Traces:
         if name in TOKEN_DRAFTERS:
             parts["match_length"] = _flat(table, f"{name}_match_length")
         if name not in SURVIVAL_DRAFTERS:
-            parts["num_matches"] = _flat(table, f"{name}_num_matches")
+            parts["agreement"] = _flat(table, f"{name}_agreement")
         if header.temperature > 0:
             parts["target_probability"] = _flat(table, f"{name}_target_probability")
         drafters[name] = DrafterTrace(**parts)  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ def resolve(
         told, token = table.told, combinations.token[drafter]
         if token == 0:
             drafter = _longest_expected(combinations, history, slot, table, row, length)
-        elif told[token - 1, 2, row] > 0 and told[token - 1, 0, row] >= combinations.min_match:
+        elif told[token - 1, 1, row] > 0 and told[token - 1, 0, row] >= combinations.min_match:
             drafter = token
         else:
             drafter = combinations.model[drafter]
@@ -135,12 +135,12 @@ def _longest_expected(
             if told[index, 0, row] and told[index, 1, row] > 0:
                 expected = _expected_of_rates(total, weight, prior, longest)
         elif layout.tells_survival[index]:
-            for position in range(min(longest, told[index, 2, row])):
+            for position in range(min(longest, told[index, 1, row])):
                 expected += survival[index, row, position]
         else:
             mean = recent(total, weight, prior, COUNTERFACTUAL)
             rate = 1.0
-            for _ in range(min(longest, told[index, 2, row])):
+            for _ in range(min(longest, told[index, 1, row])):
                 rate *= mean / (1 + mean)  # a geometric length of this mean
                 expected += rate
         if expected > most:

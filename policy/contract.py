@@ -128,11 +128,11 @@ def _drafter_fields(drafter: str, max_length: int) -> list[Field]:
             )
             if drafter in SURVIVAL_DRAFTERS
             else Field(
-                f"{drafter}_num_matches_log2",
-                "log2(1 + matches)",
+                f"{drafter}_agreement",
+                "share",
                 0,
-                12,
-                "How often the matched tokens occur earlier in the context.",
+                1,
+                "Mean share of the earlier places like this that went on as the draft begins.",
             ),
             Field(
                 f"{drafter}_draft_tokens_on_offer",

@@ -132,9 +132,10 @@ class RowTable(NamedTuple):
 
     Attributes:
         rows: `ROW` `[rows]`.
-        told: What each proposer tells of itself, int32 `[proposers, 4, rows]`: match length,
-            matches, tokens on offer and counterfactually accepted tokens (-1: no sample) of a token
+        told: What each proposer tells of itself, int32 `[proposers, 3, rows]`: match length,
+            tokens on offer and counterfactually accepted tokens (-1: no sample) of a token
             drafter; freshness and pending tokens of a model drafter.
+        agreement: Agreement of a token drafter that counts it, float32 `[proposers, rows]`.
         offer_survival: Survival of the tokens on offer of a token drafter that tells it, float32
             `[proposers, rows, max length]`; only those on offer are read.
         survival: Survival of the model drafter's drafts, cut tokens included, float32
@@ -143,6 +144,7 @@ class RowTable(NamedTuple):
 
     rows: np.ndarray
     told: np.ndarray
+    agreement: np.ndarray
     offer_survival: np.ndarray
     survival: np.ndarray
 
@@ -153,7 +155,8 @@ class RowTable(NamedTuple):
         length, num_drafters = max(1, contract.max_num_speculative_tokens), len(contract.proposers)
         return cls(
             np.zeros(shape, ROW),
-            np.zeros((*outer, num_drafters, 4, num_rows), np.int32),
+            np.zeros((*outer, num_drafters, 3, num_rows), np.int32),
+            np.zeros((*outer, num_drafters, num_rows), np.float32),
             np.zeros((*outer, num_drafters, num_rows, length), np.float32),
             np.full((*outer, num_rows, length), np.nan, np.float32),
         )
@@ -258,17 +261,17 @@ def _observe_group(
             out[field + 4] = recent(total, weight, prior, _EXPECTED)
             field += 5
         else:
-            num_offers = match_length = num_matches = num_offered = 0
+            num_offers = match_length = num_offered = 0
             for row in range(first, last):
                 match_length += told[0, row]
-                num_matches += told[1, row]
-                num_offered += told[2, row]
-                num_offers += told[2, row] > 0
+                num_offered += told[1, row]
+                num_offers += told[1, row] > 0
             out[field + 1] = num_offers / count
             out[field + 2] = match_length / count
-            out[field + 3] = num_matches / count
             if tells_survival[index]:
-                out[field + 3] = _mean_sum(table.offer_survival[index], told[2], first, last)
+                out[field + 3] = _mean_sum(table.offer_survival[index], told[1], first, last)
+            else:
+                out[field + 3] = _mean(table.agreement[index], first, last)
             out[field + 4] = num_offered / count
             out[field + 5] = recent(total, weight, prior, COUNTERFACTUAL)
             field += 6
@@ -312,9 +315,9 @@ def _add_samples(
                     if np.isnan(all_survival[row, position]):
                         break
                     sums[_EXPECTED] += all_survival[row, position]
-        elif told[3, row] >= 0:
+        elif told[2, row] >= 0:
             counts[COUNTERFACTUAL] += 1
-            sums[COUNTERFACTUAL] += told[3, row]
+            sums[COUNTERFACTUAL] += told[2, row]
     for sample in range(_NUM_SAMPLES):
         if counts[sample] > 0:
             total[sample] *= DECAY

@@ -164,9 +164,10 @@ def _row_table(contract: Contract, record: StepRecord) -> RowTable:
         if drafter in TOKEN_DRAFTERS:
             offer = record.token_offers[drafter]
             table.told[index, 0] = offer.match_length
-            table.told[index, 1] = offer.num_matches
-            table.told[index, 2] = offer.num_draft_tokens
-            table.told[index, 3] = offer.counterfactual_accepted
+            table.told[index, 1] = offer.num_draft_tokens
+            table.told[index, 2] = offer.counterfactual_accepted
+            if offer.agreement is not None:
+                table.agreement[index] = offer.agreement
             if offer.survival is not None:
                 table.offer_survival[index, :, : offer.survival.shape[1]] = offer.survival
         else:

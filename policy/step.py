@@ -40,19 +40,20 @@ class TokenOffer:
 
     Attributes:
         match_length: Tokens of the match, int32 `[rows]`; 0 without a match.
-        num_matches: Occurrences of the matched tokens, int32 `[rows]`; 0 where not counted.
         num_draft_tokens: Tokens on offer, int32 `[rows]`.
         counterfactual_accepted: Leading tokens of an *earlier* offer that the target then
             emitted, int32 `[rows]`; -1 where the step decided no offer. An offer is open until
             the target emits another token or all of it, and no other is judged meanwhile.
+        agreement: Share of the earlier places with the same last tokens that went on with the
+            first token on offer, float32 `[rows]`; None of a drafter that does not count it.
         survival: Probability that each token on offer survives verification, float32
             `[rows, max length]`, NaN beyond the offer; None of a drafter that does not know.
     """
 
     match_length: np.ndarray
-    num_matches: np.ndarray
     num_draft_tokens: np.ndarray
     counterfactual_accepted: np.ndarray
+    agreement: np.ndarray | None = None
     survival: np.ndarray | None = None
 
 

@@ -266,11 +266,15 @@ class PlainEngine:
             at, length = self.drafted_at(drafter, request)
             if at is not None and trace.survival is not None:
                 survival[row, :length] = trace.survival[at, :length]
-        columns = np.array(told, np.int32).reshape(-1, 4).T
-        return TokenOffer(*columns, survival=None if trace.survival is None else survival)
+        *columns, agreement = np.array(told, np.float64).reshape(-1, 4).T
+        return TokenOffer(
+            *(column.astype(np.int32) for column in columns),
+            agreement=None if trace.agreement is None else agreement.astype(np.float32),
+            survival=None if trace.survival is None else survival,
+        )
 
     def offer(self, drafter, request):
-        """Match length, matches, tokens on offer now, and the fate of an earlier offer."""
+        """Match length, tokens on offer now, the fate of an earlier offer, and agreement."""
         fate = -1
         if drafter in request.open_offers:
             made_after, length, accepted = request.open_offers[drafter]
@@ -280,13 +284,13 @@ class PlainEngine:
                 del request.open_offers[drafter]
         at, length = self.drafted_at(drafter, request)
         if at is None:
-            return 0, 0, 0, fate
+            return 0, 0, fate, 0.0
         trace = self.traces.drafters[drafter]
         if length and drafter not in request.open_offers:
             accepted = min(length, int(trace.num_accepted_tokens[at]))
             request.open_offers[drafter] = request.outputs, length, accepted
-        num_matches = 0 if trace.num_matches is None else int(trace.num_matches[at])
-        return int(trace.match_length[at]), num_matches, length, fate
+        agreement = 0.0 if trace.agreement is None else float(trace.agreement[at])
+        return int(trace.match_length[at]), length, fate, agreement
 
     def price(self, record):
         has_model = [

@@ -26,7 +26,9 @@ def random_step(rng, req_ids, finished=frozenset(), drafters=DRAFTERS, wild=1.0)
         if drafters[drafter[row]] == "eagle3":
             drafted = np.cumprod(rng.random(num_drafts[row]))
             survival[row, : num_drafts[row]] = drafted
-    offer = TokenOffer(integers(0, 4), integers(0, 50), integers(0, 8), integers(-1, 8))
+    offer = TokenOffer(
+        integers(0, 4), integers(0, 8), integers(-1, 8), rng.random(rows).astype(np.float32)
+    )
     known = np.cumprod(rng.random((rows, max(LENGTHS))), axis=1).astype(np.float32)
     known[np.arange(max(LENGTHS)) >= offer.num_draft_tokens[:, None]] = np.nan
     state = ModelState(rng.random(rows) < 0.7, integers(0, 500), survival)
@@ -97,7 +99,7 @@ def step_of(drafts, num_context_tokens=100, **changes):
     """
     drafter, num_drafts, num_accepted = np.array(drafts, np.int32).reshape(-1, 3).T
     rows = len(drafter)
-    offers = np.array(changes.pop("offers", [(0, 0, 0, -1)] * rows), np.int32).reshape(-1, 4)
+    offers = np.array(changes.pop("offers", [(0, 0, -1)] * rows), np.int32).reshape(-1, 3)
     fresh, pending = np.array(changes.pop("states", [(1, 1)] * rows), np.int32).reshape(-1, 2).T
     survival = np.full((rows, max(LENGTHS)), np.nan, np.float32)
     fields = {
@@ -113,7 +115,7 @@ def step_of(drafts, num_context_tokens=100, **changes):
         "drafter": drafter,
         "num_draft_tokens": num_drafts,
         "num_accepted_tokens": num_accepted,
-        "token_offers": {"ngram": TokenOffer(*offers.T)},
+        "token_offers": {"ngram": TokenOffer(*offers.T, np.zeros(rows, np.float32))},
         "model_states": {"eagle3": ModelState(fresh.astype(bool), pending, survival)},
     }
     return StepRecord(**{**fields, **changes})

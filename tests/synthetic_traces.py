@@ -76,7 +76,7 @@ def make_traces(num_requests=12, output_tokens=40, seed=0, kinds=("code", "chat"
             "ngram": DrafterTrace(
                 *ngram,
                 match_length=np.where(ngram[0], rng.integers(2, 5, positions), 0).astype(np.uint8),
-                num_matches=np.where(ngram[0], rng.integers(1, 9, positions), 0).astype(np.int32),
+                agreement=np.where(ngram[0], rng.random(positions), 0).astype(np.float32),
             ),
             "eagle3": DrafterTrace(
                 *eagle,

@@ -71,7 +71,7 @@ class Output:
         match, offered, _ = self.offers[self.at]
         if offered and self.open_at is None:
             self.open_at = self.at
-        return (NGRAM if num_drafts else 0, num_drafts, accepted), (match, 1, offered, judged)
+        return (NGRAM if num_drafts else 0, num_drafts, accepted), (match, offered, judged)
 
 
 @pytest.mark.parametrize("by_match_length", [True, False])
@@ -101,7 +101,7 @@ def test_every_position_of_a_draft_counts_once_and_only_if_it_was_told(seed, by_
 
     matches = 17 if by_match_length else 1
     expected = survival_of(facts, 8, matches, prior_rate=0.7, weight=2.0)
-    asked = step_of([(0, 0, 0)] * 17, offers=[(m, 1, 8, -1) for m in range(17)])
+    asked = step_of([(0, 0, 0)] * 17, offers=[(m, 8, -1) for m in range(17)])
     np.testing.assert_allclose(
         acceptance.of_offers(NGRAM, asked), np.broadcast_to(expected, (17, 8)), rtol=1e-12
     )
@@ -109,9 +109,9 @@ def test_every_position_of_a_draft_counts_once_and_only_if_it_was_told(seed, by_
 
 def test_a_longer_match_counts_in_the_last_row_and_nothing_survives_beyond_an_offer():
     acceptance = Acceptance(CONTRACT, AcceptanceConfig(decay=1.0), by_match_length=True)
-    acceptance.update(step_of([(0, 0, 0)], offers=[(40, 1, 2, -1)]))
-    acceptance.update(step_of([(NGRAM, 2, 0)], offers=[(0, 0, 0, 0)]))
-    asked = step_of([(0, 0, 0)] * 3, offers=[(16, 1, 8, -1), (99, 1, 1, -1), (5, 1, 0, -1)])
+    acceptance.update(step_of([(0, 0, 0)], offers=[(40, 2, -1)]))
+    acceptance.update(step_of([(NGRAM, 2, 0)], offers=[(0, 0, 0)]))
+    asked = step_of([(0, 0, 0)] * 3, offers=[(16, 8, -1), (99, 1, -1), (5, 0, -1)])
     survival = acceptance.of_offers(NGRAM, asked)
     pooled = [0.8 / 2, 0.8 * 0.4 / 2]  # one draft refused against a prior worth one
     assert survival[0, :2] == pytest.approx([pooled[0] / 2, pooled[1] / 2])
@@ -121,25 +121,25 @@ def test_a_longer_match_counts_in_the_last_row_and_nothing_survives_beyond_an_of
 
 def test_a_draft_cut_short_tells_of_what_was_verified_and_the_offer_of_the_rest():
     offers = JudgedOffers(CONTRACT, NGRAM)
-    assert offers.samples(step_of([(0, 0, 0)], offers=[(3, 1, 5, -1)])).tolist() == []
+    assert offers.samples(step_of([(0, 0, 0)], offers=[(3, 5, -1)])).tolist() == []
     # Two of five offered tokens are verified and accepted; the offer stays open.
-    taken = step_of([(NGRAM, 2, 2)], offers=[(4, 1, 8, -1)])
+    taken = step_of([(NGRAM, 2, 2)], offers=[(4, 8, -1)])
     assert offers.samples(taken).tolist() == [[3, 0, 2, 2]]
     # The fourth turns out wrong: positions 3 to 5 are news, 1 and 2 are not.
-    settled = step_of([(0, 0, 0)], offers=[(0, 0, 0, 3)])
+    settled = step_of([(0, 0, 0)], offers=[(0, 0, 3)])
     assert offers.samples(settled).tolist() == [[3, 2, 5, 3]]
     # An offer that was verified in full has no more to tell.
-    assert offers.samples(step_of([(0, 0, 0)], offers=[(2, 1, 4, -1)])).tolist() == []
-    judged = step_of([(NGRAM, 4, 1)], offers=[(0, 0, 0, 1)])
+    assert offers.samples(step_of([(0, 0, 0)], offers=[(2, 4, -1)])).tolist() == []
+    judged = step_of([(NGRAM, 4, 1)], offers=[(0, 0, 1)])
     assert offers.samples(judged).tolist() == [[2, 0, 4, 1]]
 
 
 def test_an_offer_of_a_request_that_ended_is_not_held_against_its_namesake():
     offers = JudgedOffers(CONTRACT, NGRAM)
-    offers.samples(step_of([(0, 0, 0)], offers=[(3, 1, 5, -1)]))
-    back = step_of([(0, 0, 0)], offers=[(2, 1, 1, -1)], finished_req_ids=frozenset("a"))
+    offers.samples(step_of([(0, 0, 0)], offers=[(3, 5, -1)]))
+    back = step_of([(0, 0, 0)], offers=[(2, 1, -1)], finished_req_ids=frozenset("a"))
     assert offers.samples(back).tolist() == []
-    settled = step_of([(0, 0, 0)], offers=[(0, 0, 0, 1)])
+    settled = step_of([(0, 0, 0)], offers=[(0, 0, 1)])
     assert offers.samples(settled).tolist() == [[2, 0, 1, 1]]
 
 

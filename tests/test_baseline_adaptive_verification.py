@@ -142,9 +142,7 @@ def test_of_equals_the_fewest_are_verified():
 
 
 def test_a_match_that_is_long_enough_goes_first():
-    record = step_of(
-        [(0, 0, 0)] * 4, offers=[(0, 0, 0, -1), (3, 1, 2, -1), (4, 1, 8, -1), (9, 1, 1, -1)]
-    )
+    record = step_of([(0, 0, 0)] * 4, offers=[(0, 0, -1), (3, 2, -1), (4, 8, -1), (9, 1, -1)])
     model, token = [EAGLE, 4], [NGRAM, 8]
     decisions = {
         theta: rule(min_match_length=theta).decide(record, None).tolist() for theta in (0, 3, 4)

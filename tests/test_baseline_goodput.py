@@ -142,7 +142,7 @@ def test_of_equals_the_first_and_the_shortest_is_taken(
     granularity, prices_s, prior_rate, offered, action
 ):
     controller = rule(prices_s, granularity, acceptance=AcceptanceConfig(prior_rate=prior_rate))
-    record = step_of([(0, 0, 0)] * 2, offers=[(2, 1, offered, -1)] * 2)
+    record = step_of([(0, 0, 0)] * 2, offers=[(2, offered, -1)] * 2)
     actions = controller.decide(record, None)
     rows = 2 if granularity == "request" else 1
     assert actions.tolist() == [list(action)] * rows
@@ -156,7 +156,7 @@ def test_passes_that_bring_no_more_are_left_out():
 
 
 def test_look_ups_that_cost_more_than_they_bring_are_not_made():
-    record = step_of([(0, 0, 0)] * 2, offers=[(2, 1, 1, -1), (0, 0, 0, -1)], states=[(0, 0)] * 2)
+    record = step_of([(0, 0, 0)] * 2, offers=[(2, 1, -1), (0, 0, -1)], states=[(0, 0)] * 2)
     # Two rows and .8 more: worth 40 % of the time, and no more.
     for share, action in ((0.39, [NGRAM, 1]), (0.41, [0, 0])):
         assert rule({}, "request", share).decide(record, None).tolist() == [action, [0, 0]]
@@ -201,7 +201,7 @@ def test_it_serves_with_any_drafters(drafters, granularity):
     few = Contract(drafters, lengths, granularity)
     config = GoodputConfig("-", probe_after_steps=1, acceptance=AcceptanceConfig(prior_rate=1.0))
     free = CostModel.from_weights({"num_engine_steps": 0.01})
-    record = step_of([(0, 0, 0)], offers=[(2, 1, 8, -1)])
+    record = step_of([(0, 0, 0)], offers=[(2, 8, -1)])
     action = GoodputController(few, free, config).decide(record, None).tolist()
     assert action == [[len(drafters) - 1, lengths[-1]]]
 

@@ -40,14 +40,14 @@ def test_every_row_goes_by_its_own_match(seed):
     ],
 )
 def test_a_batch_goes_by_half_of_its_rows(matches, action):
-    offers = [(match, 1, 4, -1) for match in matches]
+    offers = [(match, 4, -1) for match in matches]
     record = step_of([(0, 0, 0)] * len(matches), offers=offers)
     assert controller("batch").decide(record, None).tolist() == [action]
 
 
 def test_drafters_may_come_in_any_order():
     turned = controller(drafters=("none", "eagle3", "ngram"), lengths=(0, 4, 8))
-    record = step_of([(0, 0, 0)] * 2, offers=[(3, 1, 4, -1), (0, 0, 0, -1)])
+    record = step_of([(0, 0, 0)] * 2, offers=[(3, 4, -1), (0, 0, -1)])
     assert turned.decide(record, None).tolist() == [[2, 6], [1, 2]]
 
 

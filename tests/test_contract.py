@@ -150,7 +150,7 @@ def test_the_order_of_the_observation_is_fixed():
         "ngram_steps_since_draft_log2",
         "ngram_draft_share",
         "ngram_match_length",
-        "ngram_num_matches_log2",
+        "ngram_agreement",
         "ngram_draft_tokens_on_offer",
         "ngram_counterfactual_accepted_tokens",
         "eagle3_acceptance_rate_pos_1",

@@ -49,15 +49,26 @@ def make_drafter(max_length=8, bounds=(2, 4), max_model_len=MODEL_LEN):
 
 
 def brute_force(context, bounds, room):
-    """(match length, number of matches, draft), by trying every length and place."""
+    """(match length, draft), by trying every length and place."""
     context = list(context)
     for length in range(bounds[1], bounds[0] - 1, -1):
         suffix = context[len(context) - length :]
         starts = [s for s in range(len(context) - length) if context[s : s + length] == suffix]
         if starts:
             follows = context[starts[0] + length :]
-            return length, len(starts), follows[: max(room, 0)]
-    return 0, 0, []
+            return length, follows[: max(room, 0)]
+    return 0, []
+
+
+def places_that_agree(context, token):
+    """Mean share of the places like the end, in one and in two tokens, that a token followed."""
+    shares = []
+    for alike in (1, 2):
+        end = context[len(context) - alike :]
+        starts = [s for s in range(len(context) - alike) if context[s : s + alike] == end]
+        agree = [context[start + alike] == token for start in starts]
+        shares.append(sum(agree) / (1 + len(agree)))
+    return sum(shares) / 2
 
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=lambda bounds: f"{bounds[0]}..{bounds[1]}")
@@ -76,17 +87,18 @@ def test_drafts_are_the_ones_vllm_would_make(bounds):
 
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=lambda bounds: f"{bounds[0]}..{bounds[1]}")
-def test_match_length_and_count_are_those_of_brute_force(bounds):
+def test_match_length_and_agreement_are_those_of_brute_force(bounds):
     rng = np.random.default_rng(bounds)
     contexts = random_contexts(rng, 250)
     drafter = make_drafter(8, bounds)
     offered = offer(drafter, contexts, rng=rng)
     matched = 0
     for row, context in enumerate(contexts):
-        length, count, draft = brute_force(context, bounds, min(8, MODEL_LEN - len(context)))
-        found = offered.match_length[row], offered.num_matches[row]
-        assert found == (length, count), context
+        length, draft = brute_force(context, bounds, min(8, MODEL_LEN - len(context)))
+        assert offered.match_length[row] == length, context
         assert draft_of(drafter, row, 8) == draft
+        agreement = places_that_agree(list(context), draft[0]) if draft else 0
+        assert offered.agreement[row] == pytest.approx(agreement), context
         matched += length > 0
     assert matched > 100
     assert (offered.counterfactual_accepted == -1).all()
@@ -139,7 +151,7 @@ class KnownFuture:
             self.open = None
             self.settled.append(worth)
         room = min(max_length, MODEL_LEN - num_tokens)
-        draft = brute_force(self.target[:num_tokens], (2, 4), room)[2]
+        draft = brute_force(self.target[:num_tokens], (2, 4), room)[1]
         if self.open is None and draft:
             future = self.target[num_tokens : num_tokens + len(draft)].tolist()
             pairs = zip(draft, future, strict=True)

@@ -53,7 +53,7 @@ def test_other_match_lengths_give_what_the_serving_drafter_offers(recorded):
             )
             at = traces.starts[request] + position
             assert drafts.match_length[at] == offer.match_length[0]
-            assert drafts.num_matches[at] == offer.num_matches[0]
+            assert drafts.agreement[at] == offer.agreement[0]
             assert drafts.num_draft_tokens[at] == offer.num_draft_tokens[0]
             token_ids = drafter.draft(np.array([0]), np.array([16]))[0].token_ids
             agreed = (

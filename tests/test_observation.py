@@ -79,7 +79,7 @@ def expected_row(contract, past, last_rows):
             row += [
                 mean(offer.num_draft_tokens[last_rows] > 0),
                 mean(offer.match_length[last_rows]),
-                mean(expected) if expected else log2(mean(offer.num_matches[last_rows])),
+                mean(expected) if expected else mean(offer.agreement[last_rows]),
                 mean(offer.num_draft_tokens[last_rows]),
                 recent_mean([[hit for hit in step if hit != -1] for step in hits], 0.0),
             ]

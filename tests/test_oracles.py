@@ -36,7 +36,7 @@ def make_traces(drafted, accepted, lengths, prompt_tokens=10):
         extra = (
             {"survival": unknown, "margin": unknown}
             if name == "eagle3"
-            else {"match_length": zeros.astype(np.uint8), "num_matches": zeros}
+            else {"match_length": zeros.astype(np.uint8), "agreement": zeros.astype(np.float32)}
         )
         drafters[name] = DrafterTrace(*tokens, **extra)
     return Traces(

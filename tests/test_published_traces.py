@@ -40,9 +40,9 @@ def test_drafts_along_an_output_are_those_of_the_serving_drafter(bounds):
     for _ in range(20):
         tokens = rng.integers(0, int(rng.integers(1, 4)), 80).astype(np.int32)
         num_prompt, max_length = int(rng.integers(1, 40)), int(rng.integers(1, 17))
-        found = drafts_along(tokens, num_prompt, *bounds, max_length)
-        assert found.shape == (80 - num_prompt, 4)
-        for position, (match_length, num_matches, drafted, accepted) in enumerate(found):
+        found, agreement = drafts_along(tokens, num_prompt, *bounds, max_length)
+        assert found.shape == (80 - num_prompt, 3)
+        for position, (match_length, drafted, accepted) in enumerate(found):
             drafter = NgramDrafter(
                 max_length=max_length, min_match=bounds[0], max_match=bounds[1], max_model_len=999
             )
@@ -56,7 +56,7 @@ def test_drafts_along_an_output_are_those_of_the_serving_drafter(bounds):
             while leading < min(len(draft), len(follows)) and draft[leading] == follows[leading]:
                 leading += 1
             assert match_length == offer.match_length[0]
-            assert num_matches == offer.num_matches[0]
+            assert agreement[position] == offer.agreement[0]
             assert (drafted, accepted) == (len(draft), leading)
 
 
@@ -77,7 +77,8 @@ def test_a_request_becomes_a_row_of_the_trace(tmp_path):
     ngram, eagle = traces.drafters["ngram"], traces.drafters["eagle3"]
     # After 9 5 6 7 the earliest 5 6 7 was followed by 8 9 5 6 7, of which 8 9 come.
     assert ngram.match_length.tolist() == [0, 0, 0, 0, 3, 4, 5]
-    assert ngram.num_matches.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    # Each is alike in one place, where it goes on as the draft does: 1 of it and one assumed.
+    assert ngram.agreement.tolist() == [0, 0, 0, 0, 0.5, 0.5, 0.5]
     assert ngram.num_draft_tokens.tolist() == [0, 0, 0, 0, 5, 5, 5]
     assert ngram.num_accepted_tokens.tolist() == [0, 0, 0, 0, 2, 1, 0]
     # EAGLE drafts what remains; more than that cannot be accepted.

@@ -19,7 +19,7 @@ DTYPES = {
     "num_draft_tokens": np.uint8,
     "num_accepted_tokens": np.uint8,
     "match_length": np.uint8,
-    "num_matches": np.int32,
+    "agreement": np.float32,
     "survival": np.float32,
     "margin": np.float32,
     "target_probability": np.float32,
@@ -104,7 +104,7 @@ def test_a_reader_without_draftgym_finds_the_documented_columns(tmp_path):
     assert row["prompt_token_ids"] == traces.prompts[5].tolist()
     assert row["output_token_ids"] == traces.output_token_ids[start:end].tolist()
     assert row["is_stopped"] is True
-    for drafter, part in (("ngram", "num_matches"), ("eagle3", "num_accepted_tokens")):
+    for drafter, part in (("ngram", "agreement"), ("eagle3", "num_accepted_tokens")):
         values = getattr(traces.drafters[drafter], part)[start:end]
         assert row[f"{drafter}_{part}"] == values.tolist()
     survival = traces.drafters["eagle3"].survival[start:end]
@@ -169,14 +169,14 @@ def damaged_tables():
     column = lists_of(traces, "eagle3", "num_draft_tokens", one_more, pa.uint8())
     table = table_of(traces, eagle3_num_draft_tokens=column)
     yield "drafted beyond the longest", table, "more drafted than 4"
-    for missing in ("eagle3_survival", "ngram_num_matches", "kind", "output_token_ids"):
+    for missing in ("eagle3_survival", "ngram_agreement", "kind", "output_token_ids"):
         yield f"without {missing}", table_of(traces, **{missing: None}), "lacks a part of a trace"
     yield (
         "no drafter column",
         whole.drop_columns([name for name in whole.column_names if name.startswith("ngram")]),
         "lacks a part",
     )
-    yield "another trace version", with_header(whole, trace_version=2), "trace_version 2"
+    yield "another trace version", with_header(whole, trace_version=1), "trace_version 1"
     yield "another contract", with_header(whole, contract_version=99), "contract_version 99"
     yield "a header with more", with_header(whole, colour="red"), "colour"
     header = json.loads(whole.schema.metadata[b"draftgym"])

@@ -2,8 +2,8 @@
 
 It looks up the longest suffix of the context that occurred before (the earliest occurrence wins,
 as in `vllm.v1.spec_decode.ngram_proposer`) and offers the tokens that followed. Unlike vLLM's own
-it also tells the length and number of the matches, and checks every past offer against what the
-target went on to emit, chosen or not.
+it also tells the length of the match and how far other places in the context agree with the draft,
+and checks every past offer against what the target went on to emit, chosen or not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .token_drafter import NO_SURVIVAL, Contexts, Draft
 @compiled
 def _longest_match(
     tokens: np.ndarray, min_match: int, max_match: int
-) -> tuple[int, int, int]:  # pragma: no cover - compiled
+) -> tuple[int, int]:  # pragma: no cover - compiled
     """Find the longest earlier occurrence of the suffix of `tokens`.
 
     The suffix is the prefix of the reversed context, so one pass of the Knuth-Morris-Pratt
@@ -29,22 +29,19 @@ def _longest_match(
     its earliest occurrence.
 
     Returns:
-        `(start of the tokens that follow the match, match length, number of such matches)`;
-        zeros without a match of at least `min_match` tokens.
+        `(start of the tokens that follow the match, match length)`; zeros without a match of at
+        least `min_match` tokens.
     """
     num_tokens = len(tokens)
     failure = np.zeros(max_match, np.int32)
-    longest, position, count = 0, 0, 0
+    longest, position = 0, 0
     length = 0
     i = 1
     while i < num_tokens:
         if tokens[num_tokens - 1 - length] == tokens[num_tokens - 1 - i]:
             length += 1
-            if length > longest:
-                longest, count = length, 0
-            if length == longest:
-                position = i
-                count += 1
+            if length >= longest:
+                longest, position = length, i
             if i < max_match:
                 failure[i] = length
             if length == max_match:
@@ -55,8 +52,33 @@ def _longest_match(
         else:
             i += 1
     if longest < min_match:
-        return 0, 0, 0
-    return num_tokens - 1 - position + longest, longest, count
+        return 0, 0
+    return num_tokens - 1 - position + longest, longest
+
+
+@compiled
+def _agreement(tokens: np.ndarray, draft_token: int) -> float:  # pragma: no cover - compiled
+    """How many earlier places like the end of the context went on with a token.
+
+    A place is like the end if it has its last token, and more so if it has its last two. One
+    place that went on otherwise is assumed, so that much evidence counts for more than little.
+
+    Returns:
+        The mean of the two shares, in [0, 1).
+    """
+    num_tokens = len(tokens)
+    alike, alike_in_two = 1, 1
+    agree, agree_in_two = 0, 0
+    for i in range(num_tokens - 1):
+        if tokens[i] != tokens[num_tokens - 1]:
+            continue
+        goes_on_so = tokens[i + 1] == draft_token
+        alike += 1
+        agree += goes_on_so
+        if i > 0 and tokens[i - 1] == tokens[num_tokens - 2]:
+            alike_in_two += 1
+            agree_in_two += goes_on_so
+    return (agree / alike + agree_in_two / alike_in_two) / 2
 
 
 @compiled
@@ -69,19 +91,20 @@ def _draft_rows(
     max_lengths: np.ndarray,
     drafts: np.ndarray,
     found: np.ndarray,
+    agreement: np.ndarray,
 ) -> None:  # pragma: no cover - compiled
-    """Fill `drafts [rows, max length]` and `found [rows, 3]`: length, matches, draft tokens."""
+    """Fill `drafts [rows, max length]`, `found [rows, 2]` (match, draft), `agreement [rows]`."""
     for i in range(len(rows)):
         context = token_ids[rows[i], : num_tokens[i]]
-        start, match_length, num_matches = _longest_match(context, min_match, max_match)
+        start, match_length = _longest_match(context, min_match, max_match)
         num_draft_tokens = 0
         if match_length:
+            agreement[i] = _agreement(context, context[start])
             num_draft_tokens = min(max_lengths[i], len(context) - start)
             for j in range(num_draft_tokens):
                 drafts[i, j] = context[start + j]
         found[i, 0] = match_length
-        found[i, 1] = num_matches
-        found[i, 2] = num_draft_tokens
+        found[i, 1] = num_draft_tokens
 
 
 @compiled
@@ -91,7 +114,7 @@ def drafts_along(
     min_match: int,
     max_match: int,
     max_length: int,
-) -> np.ndarray:  # pragma: no cover - compiled
+) -> tuple[np.ndarray, np.ndarray]:  # pragma: no cover - compiled
     """What the drafter would offer at every output position of a finished request.
 
     Args:
@@ -102,13 +125,14 @@ def drafts_along(
         max_length: Longest draft in tokens.
 
     Returns:
-        int32 `[positions, 4]`: match length, number of matches, draft tokens, and how many leading
-        ones of these the output goes on with.
+        Match length, draft tokens, and how many leading ones of these the output goes on with,
+        int32 `[positions, 3]`; agreement, float32 `[positions]`.
     """
     num_tokens = len(token_ids)
-    found = np.zeros((num_tokens - num_prompt_tokens, 4), np.int32)
+    found = np.zeros((num_tokens - num_prompt_tokens, 3), np.int32)
+    agreement = np.zeros(num_tokens - num_prompt_tokens, np.float32)
     for end in range(num_prompt_tokens, num_tokens):
-        start, match_length, num_matches = _longest_match(token_ids[:end], min_match, max_match)
+        start, match_length = _longest_match(token_ids[:end], min_match, max_match)
         if not match_length:
             continue
         num_draft_tokens = min(max_length, end - start)
@@ -119,8 +143,9 @@ def drafts_along(
         ):
             accepted += 1
         position = end - num_prompt_tokens
-        found[position] = (match_length, num_matches, num_draft_tokens, accepted)
-    return found
+        found[position] = (match_length, num_draft_tokens, accepted)
+        agreement[position] = _agreement(token_ids[:end], token_ids[start])
+    return found, agreement
 
 
 class NgramDrafter:
@@ -156,7 +181,8 @@ class NgramDrafter:
         settled = self._pledges.settle(contexts)
         num_tokens = contexts.num_tokens
         self._drafts = np.zeros((len(num_tokens), self._max_length), np.int32)
-        found = np.zeros((len(num_tokens), 3), np.int32)
+        found = np.zeros((len(num_tokens), 2), np.int32)
+        agreement = np.zeros(len(num_tokens), np.float32)
         room = np.minimum(self._max_length, self._max_model_len - num_tokens).astype(np.int32)
         _draft_rows(
             contexts.token_ids,
@@ -167,10 +193,11 @@ class NgramDrafter:
             np.maximum(room, 0),
             self._drafts,
             found,
+            agreement,
         )
-        self._num_draft_tokens = found[:, 2]
+        self._num_draft_tokens = found[:, 1]
         self._pledges.make(contexts, self._drafts, self._num_draft_tokens)
-        return TokenOffer(found[:, 0], found[:, 1], found[:, 2], settled)
+        return TokenOffer(found[:, 0], found[:, 1], settled, agreement)
 
     def draft(self, requests: np.ndarray, lengths: np.ndarray) -> list[Draft]:
         """The drafts on offer, each cut to its length; their survival is not known."""

@@ -70,13 +70,7 @@ class SuffixDrafter:
         for i, req_id in enumerate(contexts.req_ids):
             match_length[i] = self._look_up(i, req_id, contexts.context(i))
         self._pledges.make(contexts, self._drafts, self._num_draft_tokens)
-        return TokenOffer(
-            match_length,
-            np.zeros(num_requests, np.int32),
-            self._num_draft_tokens,
-            settled,
-            self._survival,
-        )
+        return TokenOffer(match_length, self._num_draft_tokens, settled, survival=self._survival)
 
     def draft(self, requests: np.ndarray, lengths: np.ndarray) -> list[Draft]:
         """The drafts on offer, each cut to its length."""
