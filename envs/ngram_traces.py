@@ -44,6 +44,7 @@ def ngram_trace(
         if max_model_len is not None:
             room = max_model_len - 1 - len(prompt) - np.arange(len(output))
             drafts[:, 1:] = np.minimum(drafts[:, 1:], np.maximum(room, 0)[:, None])
+            agree[drafts[:, 1] == 0] = 0
         found.append(drafts)
         agreement.append(agree)
     match_length, drafted, accepted = np.concatenate(found).T

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
@@ -255,12 +256,14 @@ class TraceEngine:
         states: dict[str, ModelState] = {}
         for index, drafter in enumerate(self._contract.proposers):
             if drafter in TOKEN_DRAFTERS:
+                match_length, num_draft_tokens, counterfactual = told[index]
+                offer = TokenOffer(match_length, num_draft_tokens, counterfactual)
                 if drafter in SURVIVAL_DRAFTERS:
                     known = self._survival(entries, np.full(num_rows, index + 1))
-                    length = self._contract.max_lengths[index + 1]
-                    offers[drafter] = TokenOffer(*told[index], survival=known[:, :length])
+                    survival_shown = known[:, : self._contract.max_lengths[index + 1]]
+                    offers[drafter] = replace(offer, survival=survival_shown)
                 else:
-                    offers[drafter] = TokenOffer(*told[index], agreement[index])
+                    offers[drafter] = replace(offer, agreement=agreement[index])
             else:
                 states[drafter] = ModelState(
                     told[index, 0].astype(bool),

@@ -91,7 +91,7 @@ def cases(num_rows, num_cases, seed):
         yield record, survival, cost_model, actions
 
 
-@pytest.mark.parametrize(("num_rows", "num_cases"), [(1, 100), (2, 80), (3, 30)])
+@pytest.mark.parametrize(("num_rows", "num_cases"), [(1, 100), (2, 160), (3, 30)])
 def test_no_joint_choice_is_better(num_rows, num_cases):
     kinds = set()
     for record, survival, cost_model, actions in cases(num_rows, num_cases, seed=num_rows):

@@ -99,10 +99,11 @@ def _draft_rows(
         start, match_length = _longest_match(context, min_match, max_match)
         num_draft_tokens = 0
         if match_length:
-            agreement[i] = _agreement(context, context[start])
             num_draft_tokens = min(max_lengths[i], len(context) - start)
             for j in range(num_draft_tokens):
                 drafts[i, j] = context[start + j]
+        if num_draft_tokens:
+            agreement[i] = _agreement(context, drafts[i, 0])
         found[i, 0] = match_length
         found[i, 1] = num_draft_tokens
 
