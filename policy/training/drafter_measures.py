@@ -16,7 +16,6 @@ from envs.traces import Traces
 from ..contract import MODEL_DRAFTERS
 from ..cost_model import CostModel, StepShape
 from ..errors import ConfigError, TraceError
-from .study_config import TraceFilesConfig
 from .study_data import ALL, StudyTraces
 
 NUM_RESAMPLES = 1000
@@ -29,20 +28,24 @@ class DrafterMeasuresConfig:
     """What `scripts/measure_drafters.py` measures.
 
     Attributes:
-        traces: Recorded requests and their cost model.
+        files: Trace files, or folders of them, recorded with the same settings.
+        cost_model: JSON file that prices the steps.
         drafters: The n-gram drafter's match lengths.
         concurrency: Requests in flight at which steps are priced.
         output_dir: Where the report goes.
         seed: Of the resamples behind the intervals.
     """
 
-    traces: TraceFilesConfig
+    files: tuple[str, ...]
+    cost_model: str
     drafters: DraftersConfig
     output_dir: str
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not self.files:
+            raise ConfigError("files is empty; name a trace file, or a folder of them.")
         if not self.concurrency or min(self.concurrency) < 1:
             raise ConfigError("concurrency must name loads of 1 request or more; give some.")
 
@@ -146,7 +149,7 @@ def measure_drafters(config: DrafterMeasuresConfig) -> DrafterMeasures:
         TraceError: If the traces cannot be read, or hold no held-out requests.
         ConfigError: If the cost model cannot be read.
     """
-    data = StudyTraces.read(config.traces)
+    data = StudyTraces.read(config.files, config.cost_model)
     settings = config.drafters.settings
     traces = with_ngram_matches(
         data.all_aligned(), settings.ngram_min_match, settings.ngram_max_match
@@ -155,9 +158,7 @@ def measure_drafters(config: DrafterMeasuresConfig) -> DrafterMeasures:
     held_out = traces.of_split("eval")
     if not train:
         raise TraceError("The traces hold no training requests; collect both splits.")
-    ordered = traces.select(
-        train + [i for i, split in enumerate(traces.splits) if split == "eval"]
-    )
+    ordered = traces.select(train + [i for i, split in enumerate(traces.splits) if split == "eval"])
     return DrafterMeasures(
         positions=[
             position
@@ -259,9 +260,7 @@ def _step_costs(
         for length in sorted({1, max(1, longest // 2), longest}):
             accepted = np.minimum(traces.drafters[drafter].num_accepted_tokens, length)
             for load in concurrency:
-                plain = StepShape(
-                    load, num_verified_tokens=load, num_context_tokens=load * context
-                )
+                plain = StepShape(load, num_verified_tokens=load, num_context_tokens=load * context)
                 verifying = StepShape(
                     load,
                     num_verified_tokens=load * (1 + length),

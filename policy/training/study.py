@@ -65,7 +65,7 @@ def run_study(config: StudyConfig) -> str:
 
 
 def _study_traces(config: StudyConfig, traces: TraceStudyConfig) -> StudyResults:
-    study = StudyTraces.read(traces)
+    study = StudyTraces.read(traces.files, traces.cost_model)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         policy: Future[list[Speedup]] | None = None
         if traces.policy is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from policy.cost_model import CostModel, read_cost_model
 
 from ..contract import MODEL_DRAFTERS
 from ..errors import TraceError
-from .study_config import TraceStudyConfig
 
 ALL = "all"
 """Name of the data set of all requests together."""
@@ -36,17 +35,17 @@ class StudyTraces:
     misaligned: frozenset[str]
 
     @classmethod
-    def read(cls, config: TraceStudyConfig) -> StudyTraces:
-        """Read the files.
+    def read(cls, files: Sequence[str], cost_model: str) -> StudyTraces:
+        """Read trace files, or folders of them, and what prices their steps.
 
         Raises:
             TraceError: If there is none, one is damaged, or two do not go together.
             ConfigError: If the cost model cannot be read.
         """
-        paths = [path for name in config.files for path in _files(Path(name).expanduser())]
+        paths = [path for name in files for path in _files(Path(name).expanduser())]
         misaligned = frozenset[str]().union(*map(misaligned_requests, paths))
-        cost_model = read_cost_model(Path(config.cost_model).expanduser())
-        return cls(read_traces(*paths), cost_model, misaligned)
+        prices = read_cost_model(Path(cost_model).expanduser())
+        return cls(read_traces(*paths), prices, misaligned)
 
     @property
     def kinds(self) -> list[str]:

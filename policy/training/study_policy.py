@@ -35,7 +35,7 @@ def measure_policy(config: TraceStudyConfig, seed: int) -> list[Speedup]:
         ArtifactError: If the policy cannot be used.
     """
     torch.set_num_threads(1)
-    study = StudyTraces.read(config)
+    study = StudyTraces.read(config.files, config.cost_model)
     held_out = study.held_out()
     if not held_out:
         raise TraceError(
