@@ -74,6 +74,7 @@ def value_rows(
     num_rows, prices = engines.counters[e].num_rows, replay.seconds[load]
     own_verified = np.zeros(num_rows, np.int64)
     has_token_draft = np.zeros(num_rows, np.bool_)
+    has_model_draft = np.zeros(num_rows, np.bool_)
     num_sharing = np.zeros(replay.max_num_speculative_tokens + 1, np.int64)  # by pass
     num_verified, num_context = load, 0
     for row in range(num_rows):
@@ -81,11 +82,12 @@ def value_rows(
         drafter, _, verified, _ = _draft(replay, engines, e, row, actions[row])
         own_verified[row] = verified
         has_token_draft[row] = verified > 0 and not replay.is_model[drafter]
+        has_model_draft[row] = verified > 0 and replay.is_model[drafter]
         num_verified += verified
         num_context += context_of(replay, request)
         num_sharing[1 : reading.passes[e, row] + 1] += 1
     token_draft_share = replay.token_draft_share
-    num_token_drafts = has_token_draft.sum()
+    num_token_drafts, num_model_drafts = has_token_draft.sum(), has_model_draft.sum()
     for row in range(num_rows):
         request = engines.requests[e, engines.row_entry[e, row]]
         num_sharing[1 : reading.passes[e, row] + 1] -= 1  # from here on, of the others
@@ -101,7 +103,10 @@ def value_rows(
             total_s = target_s + (token_draft_share * target_s if others_look_up else 0.0)
             if made > 0 and replay.is_model[drafter]:
                 total_s += _reading_s(prices, num_sharing[1], longest, made)
-                total_s += context_of(replay, request) * prices[DRAFT_CONTEXT]
+                if verified > 0:  # a draft that is cut to nothing counts as none in a step's shape
+                    total_s += context_of(replay, request) * prices[DRAFT_CONTEXT]
+                    if num_model_drafts == has_model_draft[row]:
+                        total_s += prices[MODEL_DRAFTS]
             elif verified > 0 and not others_look_up:
                 total_s += token_draft_share * (alone_s + target_s)
             tokens[row, action] = 1 + accepted
@@ -121,8 +126,7 @@ def _reading_s(prices: np.ndarray, num_others: int, longest: int, made: int) -> 
     """
     new_longest = max(longest, made)  # every reader takes part in every pass
     num_tokens = (new_longest - 1) * (num_others + 1) - max(0, longest - 1) * num_others
-    total_s = (new_longest - longest) * prices[PASSES] + num_tokens * prices[PASS_TOKENS]
-    return total_s + (prices[MODEL_DRAFTS] if num_others == 0 else 0.0)
+    return (new_longest - longest) * prices[PASSES] + num_tokens * prices[PASS_TOKENS]
 
 
 @compiled

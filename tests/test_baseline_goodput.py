@@ -91,7 +91,7 @@ def cases(num_rows, num_cases, seed):
         yield record, survival, cost_model, actions
 
 
-@pytest.mark.parametrize(("num_rows", "num_cases"), [(1, 100), (2, 160), (3, 30)])
+@pytest.mark.parametrize(("num_rows", "num_cases"), [(1, 100), (2, 400), (3, 30)])
 def test_no_joint_choice_is_better(num_rows, num_cases):
     kinds = set()
     for record, survival, cost_model, actions in cases(num_rows, num_cases, seed=num_rows):
@@ -110,7 +110,7 @@ def test_no_joint_choice_is_better(num_rows, num_cases):
 @pytest.mark.parametrize("num_rows", [1, 2, 3])
 def test_no_choice_for_all_rows_is_better(num_rows):
     chosen = set()
-    for record, survival, cost_model, actions in cases(num_rows, 60, seed=10 + num_rows):
+    for record, survival, cost_model, actions in cases(num_rows, 200, seed=10 + num_rows):
         (action,) = map(tuple, actions["batch"].tolist())
         rates = [goodput([a] * num_rows, record, survival, cost_model) for a in ACTIONS]
         rate = rates[ACTIONS.index(action)]
