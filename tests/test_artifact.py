@@ -140,6 +140,7 @@ def test_a_saved_policy_decides_as_before_with_and_without_torchscript(
 def test_without_torchscript_the_plain_weights_serve_and_the_log_says_so(
     exported, monkeypatch, caplog
 ):
+    """S4: TorchScript may go; the weights beside it decide the same."""
     assert isinstance(load_policy(exported).module, torch.jit.ScriptModule)
     without_torchscript(monkeypatch)
     with caplog.at_level(logging.INFO, logger="policy.artifact"):
@@ -157,6 +158,7 @@ def test_the_module_is_the_documented_network(exported):
 
 @pytest.mark.parametrize("shift", [1000, -1000])
 def test_values_out_of_bounds_are_clipped_inside_the_module(exported, shift):
+    """T2: what turns an observation into decisions is all in the module."""
     module = load_policy(exported).module
     original = observations_of(1000)
     shifted = original.copy()
@@ -300,6 +302,7 @@ def test_torchscript_that_draftgym_did_not_export_is_refused(policy_file, missin
     ids=["version", "reordered", "incomplete", "drafters reordered"],
 )
 def test_a_policy_of_another_contract_is_refused(policy_file, change, sentence):
+    """T11: an older policy never meets fields in another order."""
     stored = CONTRACT.to_dict()
     change(stored)
     rewrite(policy_file, {"contract.json": json.dumps(stored)})
@@ -323,6 +326,8 @@ def test_weights_of_another_contract_are_refused(policy_file, tmp_path):
 
 
 def test_nothing_is_unpickled(exported, monkeypatch):
+    """S17: a policy file from a stranger."""
+
     def refuse(*arguments, **keywords):
         raise AssertionError("something was unpickled")
 

@@ -177,6 +177,7 @@ def test_the_logged_figures_are_those_of_the_rollout():
 
 
 def test_without_any_draft_every_figure_is_finite():
+    """M3: no rate of nothing."""
     logged, _ = logged_training(make_learner(length_prior=1000.0))
     assert logged["actions/share_none"] == 1
     assert not [key for key in logged if key.startswith("acceptance/")]

@@ -174,6 +174,7 @@ def test_a_comparison_that_is_switched_off_needs_no_room():
 
 
 def test_all_settings_are_shown_from_any_folder_and_nothing_is_left_there(tmp_path):
+    """T7: the working directory stays."""
     shown = run_train("--cfg", "job", cwd=tmp_path)
     assert (shown.returncode, shown.stderr) == (0, "")
     settings = OmegaConf.to_container(OmegaConf.create(shown.stdout))
@@ -202,6 +203,7 @@ def test_all_settings_are_shown_from_any_folder_and_nothing_is_left_there(tmp_pa
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_misspelt_override_ends_with_one_sentence(arguments, sentence, tmp_path):
+    """T6: the nearest key is named."""
     refused = run_train(*arguments, cwd=tmp_path)
     assert refused.returncode != 0
     assert refused.stderr == f"error: {sentence}\n"

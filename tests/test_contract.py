@@ -32,6 +32,7 @@ def valid_pairs(contract):
 
 @every_contract
 def test_every_action_becomes_one_valid_pair(contract):
+    """T1: no pair of drafter and length that the engine could not take."""
     longest = 2 * MAX_TOKEN_DRAFT_LENGTH
     table = itertools.product(range(len(contract.drafters)), range(longest + 1))
     reached = set()

@@ -34,6 +34,7 @@ def _make_env(engine, episode=EPISODE, **workload):
 
 
 def test_it_passes_gymnasiums_and_stable_baselines3s_checks(env):
+    """T5: without a warning."""
     env.spec = gymnasium.spec("draftgym/VllmDraft-v0")  # says that times, so rewards, vary
     check_env(env, skip_render_check=True, skip_close_check=True)
     check_env_of_sb3(env)
@@ -150,6 +151,7 @@ def _fresh_history(engine):
 
 
 def test_an_engine_failure_truncates_and_the_next_reset_brings_a_fresh_engine(engine):
+    """T3: an engine that dies costs an episode, not the training."""
     engines = []
 
     class Failing:

@@ -121,6 +121,7 @@ def test_the_server_takes_the_policy_from_the_environment(tmp_path):
 
 
 def test_a_policy_that_does_not_fit_stops_the_start_with_a_sentence(tmp_path):
+    """S6: no server runs without the policy it was given."""
     export(tmp_path / "corrupt.pt")
     (tmp_path / "corrupt.pt").write_bytes((tmp_path / "corrupt.pt").read_bytes()[:500])
     export(tmp_path / "other.pt", Contract(("none", "draft_model"), (0, 4)))
@@ -167,6 +168,7 @@ def test_an_engine_that_does_not_fit_is_refused_with_the_mend(monkeypatch):
 
 
 def test_registering_twice_wraps_once():
+    """S7: vLLM calls plugins several times."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     plugin.register()

@@ -79,6 +79,7 @@ def test_a_run_leaves_a_policy_that_says_where_it_comes_from(trained):
 
 
 def test_a_run_ends_with_a_comparison_against_no_speculation(trained):
+    """M1: of an engine without speculation configured."""
     folder, result = trained
     report = json.loads((folder / "report.json").read_text())
     cells = {(cell["setting"], cell["concurrency"]): cell for cell in report["cells"]}

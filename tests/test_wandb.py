@@ -131,6 +131,7 @@ def offline_run(folder):
 
 
 def test_without_a_login_runs_are_kept_offline_with_one_warning_each(run, server, tmp_path):
+    """T9: and nobody is asked."""
     done = run(TWO_JOBS_AND_A_RESUMED_ONE)
     assert done.returncode == 0, done.stderr
     warnings = done.stderr.splitlines()
