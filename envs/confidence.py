@@ -64,11 +64,12 @@ def forecasts(traces: Traces, drafter: str, draft_position: int) -> Forecasts:
     """
     trace = traces.drafters[drafter]
     request = np.repeat(np.arange(traces.num_requests), traces.num_output_tokens)
+    output_position = np.arange(len(request)) - traces.starts[request]
     reached = (trace.num_draft_tokens > draft_position) & (
         trace.num_accepted_tokens >= draft_position
     )
     raw = _raw_confidence(trace, draft_position)
-    signals = _signals(traces, trace, raw, draft_position)[reached]
+    signals = _signals(trace, request, output_position, raw, draft_position)[reached]
     is_accepted = trace.num_accepted_tokens[reached] > draft_position
     bounds = np.searchsorted(request[reached], np.arange(traces.num_requests + 1))
     return Forecasts(
@@ -132,11 +133,13 @@ def _raw_confidence(trace: DrafterTrace, draft_position: int) -> np.ndarray:
 
 
 def _signals(
-    traces: Traces, trace: DrafterTrace, raw: np.ndarray, draft_position: int
+    trace: DrafterTrace,
+    request: np.ndarray,
+    output_position: np.ndarray,
+    raw: np.ndarray,
+    draft_position: int,
 ) -> np.ndarray:
     """Everything known when the draft is made, float64 `[positions, signals]`; unknown is 0."""
-    request = np.repeat(np.arange(traces.num_requests), traces.num_output_tokens)
-    output_position = np.arange(len(request)) - traces.starts[request]
     drafted, accepted = trace.num_draft_tokens, trace.num_accepted_tokens
     columns = [np.ones(len(request)), np.log1p(output_position)]
     columns += [_recent_acceptance(drafted, accepted, request, decay) for decay in _DECAYS]

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from envs.confidence import Forecasts, area_under_curve, calibration_error, forecasts
 from envs.live import DraftersConfig
 from envs.ngram_traces import with_ngram_matches
-from envs.traces import Traces
+from envs.traces import Traces, concatenate
 
 from ..contract import MODEL_DRAFTERS
 from ..cost_model import CostModel, StepShape
 from ..errors import ConfigError, TraceError
 from .study_data import ALL, StudyTraces
 
+UNKNOWN = "–"
+"""Stands for a figure that too few drafts, or none, would be behind."""
 NUM_RESAMPLES = 1000
 MIN_DRAFTS = 50
 """Drafts behind a figure, at least."""
@@ -61,7 +63,7 @@ class Share:
     def __str__(self) -> str:
         """Share and interval."""
         if math.isnan(self.value):
-            return "–"
+            return UNKNOWN
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
@@ -158,12 +160,13 @@ def measure_drafters(config: DrafterMeasuresConfig) -> DrafterMeasures:
     held_out = traces.of_split("eval")
     if not train:
         raise TraceError("The traces hold no training requests; collect both splits.")
-    ordered = traces.select(train + [i for i, split in enumerate(traces.splits) if split == "eval"])
+    ordered = concatenate([traces.select(train), held_out])
+    by_kind = replace(data, traces=traces).held_out()
     return DrafterMeasures(
         positions=[
             position
-            for kind in [*sorted(set(held_out.kinds)), ALL]
-            for position in _positions(held_out, kind, config.seed)
+            for kind, chosen in {**by_kind, ALL: held_out}.items()
+            for position in _positions(chosen, kind, config.seed)
         ],
         confidences=list(_confidences(ordered, num_train=len(train))),
         match_lengths=list(_match_lengths(held_out)),
@@ -172,17 +175,14 @@ def measure_drafters(config: DrafterMeasuresConfig) -> DrafterMeasures:
 
 
 def _positions(traces: Traces, kind: str, seed: int) -> Iterator[Position]:
-    requests = [i for i, name in enumerate(traces.kinds) if kind in (name, ALL)]
-    chosen = traces.select(requests)
-    is_step = np.ones(int(chosen.starts[-1]), bool)
-    is_step[chosen.starts[:-1]] = False  # the first token comes with the prompt
-    draws = np.random.default_rng(seed).multinomial(
-        len(requests), np.full(len(requests), 1 / len(requests)), NUM_RESAMPLES
-    )
+    is_step = np.ones(int(traces.starts[-1]), bool)
+    is_step[traces.starts[:-1]] = False  # the first token comes with the prompt
+    count = traces.num_requests
+    draws = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), NUM_RESAMPLES)
 
     def share(hits: np.ndarray, of: np.ndarray) -> Share:
         num_hits, counts = (
-            np.add.reduceat((values & is_step).astype(np.int64), chosen.starts[:-1])
+            np.add.reduceat((values & is_step).astype(np.int64), traces.starts[:-1])
             for values in (hits & of, of)
         )
         if counts.sum() < MIN_DRAFTS:
@@ -192,9 +192,9 @@ def _positions(traces: Traces, kind: str, seed: int) -> Iterator[Position]:
         low, high = np.nanquantile(ratios, [0.025, 0.975]).tolist()
         return Share(float(num_hits.sum() / counts.sum()), low, high)
 
-    for drafter, trace in chosen.drafters.items():
+    for drafter, trace in traces.drafters.items():
         drafted, accepted = trace.num_draft_tokens, trace.num_accepted_tokens
-        for index in range(chosen.header.max_lengths[drafter]):
+        for index in range(traces.header.max_lengths[drafter]):
             offered = drafted > index
             reached = offered & (accepted >= index)
             yield Position(
@@ -258,29 +258,26 @@ def _step_costs(
     context = int(prompt_tokens + np.median(traces.num_output_tokens) / 2)
     for drafter, longest in traces.header.max_lengths.items():
         for length in sorted({1, max(1, longest // 2), longest}):
-            accepted = np.minimum(traces.drafters[drafter].num_accepted_tokens, length)
+            accepted = np.minimum(traces.drafters[drafter].num_accepted_tokens, length).mean()
             for load in concurrency:
                 plain = StepShape(load, num_verified_tokens=load, num_context_tokens=load * context)
-                verifying = StepShape(
-                    load,
-                    num_verified_tokens=load * (1 + length),
-                    num_context_tokens=load * context,
-                )
+                verifying = replace(plain, num_verified_tokens=load * (1 + length))
                 if drafter in MODEL_DRAFTERS:
-                    drafting_s = cost_model.expected_s(
-                        StepShape(
-                            load,
-                            num_engine_steps=0,
-                            num_model_drafts=1,
-                            num_draft_passes=length,
-                            # The first pass reads what was emitted, the others their last token.
-                            num_draft_pass_tokens=round(load * (accepted.mean() + length)),
-                            num_draft_context_tokens=load * context,
-                        )
-                    )
+                    drafting = _drafting(load, length, accepted, context)
+                    drafting_s = cost_model.expected_s(drafting)
                 else:
                     drafting_s = cost_model.look_up_s(verifying)
-                cost = (cost_model.expected_s(verifying) + drafting_s) / cost_model.expected_s(
-                    plain
-                )
-                yield StepCost(drafter, length, load, cost)
+                step_s = cost_model.expected_s(verifying) + drafting_s
+                yield StepCost(drafter, length, load, step_s / cost_model.expected_s(plain))
+
+
+def _drafting(load: int, length: int, accepted: float, context: int) -> StepShape:
+    """The model drafter's own work: its first pass reads what was emitted, the others a token."""
+    return StepShape(
+        load,
+        num_engine_steps=0,
+        num_model_drafts=1,
+        num_draft_passes=length,
+        num_draft_pass_tokens=round(load * (accepted + length)),
+        num_draft_context_tokens=load * context,
+    )

@@ -13,6 +13,7 @@ from envs.confidence import reliability
 from ..errors import ConfigError
 from .benchmark_page import aligned
 from .drafter_measures import (
+    UNKNOWN,
     Confidence,
     DrafterMeasures,
     DrafterMeasuresConfig,
@@ -29,7 +30,6 @@ _TITLE = "Drafters"
 _SHOWN = 4
 """Draft positions in the tables; the files hold all."""
 _MARKERS = "osD^vP"
-_UNKNOWN = "–"
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _cost_table(rows: Sequence[StepCost]) -> list[list[str]]:
 
 
 def _number(value: float, digits: int) -> str:
-    return _UNKNOWN if math.isnan(value) else f"{value:.{digits}f}"
+    return UNKNOWN if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def _position_row(row: Position) -> _PositionRow:
